@@ -1,0 +1,45 @@
+# The whole vocabulary:
+#   make run     set everything up, then run the decode job on real input
+#   make test    set everything up, then pass the tests
+#   make check   lint, types, floors, and every kernel compiled for every architecture
+#   make bench   benchmarks, on the CUDA device where there is one and on the CPU otherwise
+#   make gpu     the evidence of a machine with an NVIDIA GPU; needs no network
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: run test check bench gpu clean
+.DEFAULT_GOAL := run
+
+run: $(READY)
+	$(BIN)/nxrt run examples/glm_decode.toml
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m tools.check_floors
+	$(BIN)/python -m tools.compile_kernels
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+# A GPU machine often has its own Python and no network: nothing is installed there.
+gpu:
+	$(PYTHON) -m tools.gpu_report
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# The lock file decides what is installed; the stamp is written last, so a torn set-up is redone.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nxrt needs Python 3.11 or newer; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@

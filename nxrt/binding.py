@@ -1,0 +1,147 @@
+"""The memory of one run: every value of a graph at an address that does not change.
+
+A binding knows layouts and copies; what is computed with them is the session's business.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nxrt.errors import ClosedError, InvalidInputError
+from nxrt.kernels.api import GraphResource
+from nxrt.memory.tier import Role
+from nxrt.providers.base import Allocation, ProviderSession
+from nxrt.runtime.graph_memory import GraphAllocation
+from nxrt.tensor import DeviceId, TensorSpec, TensorView
+
+
+class Binding:
+    """Hold the tensors of a graph for one set of sizes. Made by `Session.bind`.
+
+    A context manager; `close` gives up the memory it allocated. Graphs captured from it keep what
+    they need alive.
+
+    Args:
+        specs: every value by name, without symbols.
+        provider: allocates and copies.
+        device: where every tensor must be.
+        views: memory of the caller's for some values; the rest is allocated.
+        roles: what an allocated value is held for; activation when left out.
+    """
+
+    def __init__(
+        self,
+        specs: Mapping[str, TensorSpec],
+        provider: ProviderSession,
+        *,
+        device: DeviceId,
+        views: Mapping[str, TensorView],
+        roles: Mapping[str, Role],
+    ) -> None:
+        self.specs = dict(specs)
+        self._provider = provider
+        self._is_closed = False
+        _check_names("views", views, specs)
+        _check_names("roles", roles, specs)
+        for name, view in views.items():
+            _check_view(name, view, specs[name], device)
+        self._views = dict(views)
+        self._owned: list[Allocation] = []
+        with ExitStack() as undo:
+            for name, spec in specs.items():
+                if name in views:
+                    continue
+                role = roles.get(name, Role.ACTIVATION)
+                allocation = provider.allocate(spec.nbytes(name), role=role, holder=name)
+                undo.callback(allocation.close)
+                self._owned.append(allocation)
+                self._views[name] = TensorView(allocation, spec.dtype, spec.sizes)
+            self._undo = undo.pop_all()
+
+    def view(self, name: str) -> TensorView:
+        """Return the tensor of a value. Raises InvalidInputError, ClosedError."""
+        if self._is_closed:
+            raise ClosedError("binding")
+        if name not in self._views:
+            raise InvalidInputError("value", found=repr(name), accepted=", ".join(self._views))
+        return self._views[name]
+
+    def write(self, name: str, array: NDArray[Any], *, offset: int = 0) -> None:
+        """Copy a host array into a value, in stream order.
+
+        Args:
+            name: the value.
+            array: any shape; its elements go, row-major, to the value's elements from `offset`.
+                bf16 and 8-bit floats come as unsigned integers of the same width.
+            offset: the first element to write.
+
+        Raises:
+            InvalidInputError: the dtype differs or the elements do not fit. Nothing is written.
+            CaptureError: the session is recording.
+
+        Stream: the array may be changed as soon as this returns.
+        """
+        view = self.view(name)
+        if array.dtype != view.dtype.storage:
+            accepted = f"{view.dtype.storage.name}, which holds {view.dtype}"
+            raise InvalidInputError(f"{name} dtype", found=array.dtype.name, accepted=accepted)
+        if not view.is_contiguous:
+            raise InvalidInputError(
+                f"{name} layout", found=f"strides {view.strides}", accepted="a contiguous tensor"
+            )
+        if not 0 <= offset <= view.num_elements - array.size:
+            raise InvalidInputError(
+                f"{name} elements",
+                found=f"{array.size} from element {offset}",
+                accepted=f"within its {view.num_elements}",
+            )
+        self._provider.upload(view, offset, np.ascontiguousarray(array))
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return a copy of a value, after everything enqueued before.
+
+        Raises:
+            InvalidInputError: no such value, or its memory is not contiguous.
+            DriverError: an earlier kernel failed.
+        """
+        view = self.view(name)
+        if not view.is_contiguous:
+            raise InvalidInputError(
+                f"{name} layout", found=f"strides {view.strides}", accepted="a contiguous tensor"
+            )
+        array = np.empty(view.shape, view.dtype.storage)
+        self._provider.download(array, view)
+        return array
+
+    def graph_resources(self) -> Sequence[GraphResource]:
+        """Return the memory that a recording bakes in and can hold on to."""
+        return [owned for owned in self._owned if isinstance(owned, GraphAllocation)]
+
+    def close(self) -> None:
+        """Give up the memory this binding allocated; may be repeated."""
+        self._is_closed = True
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _check_names(what: str, given: Mapping[str, object], specs: Mapping[str, TensorSpec]) -> None:
+    for name in given:
+        if name not in specs:
+            accepted = ", ".join(specs)
+            raise InvalidInputError(f"name in {what}", found=repr(name), accepted=accepted)
+
+
+def _check_view(name: str, view: TensorView, spec: TensorSpec, device: DeviceId) -> None:
+    if view.spec != spec:
+        raise InvalidInputError(f"view of {name}", found=str(view.spec), accepted=str(spec))
+    if view.device != device:
+        found = f"memory on {view.device}"
+        raise InvalidInputError(f"view of {name}", found=found, accepted=f"memory on {device}")

@@ -1,0 +1,1 @@
+"""Execution providers: each puts a device, its memory and a table of kernels together."""

@@ -1,0 +1,277 @@
+"""Run a graph: place its nodes, create their kernels, execute, capture, replay.
+
+It moves no data by itself (that is Binding) and knows no device (that is the provider).
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+
+from nxrt.binding import Binding
+from nxrt.errors import (
+    CaptureDeclinedError,
+    CaptureError,
+    ClosedError,
+    InvalidInputError,
+    UnsupportedGraphError,
+)
+from nxrt.graph import Graph, Node
+from nxrt.kernels.api import Kernel
+from nxrt.kernels.registry import Claim
+from nxrt.memory.governor import MemoryGovernor
+from nxrt.memory.tier import Role
+from nxrt.providers.base import ExecutionProvider, Replayable
+from nxrt.tensor import MAX_SIZE, TensorSpec, TensorView
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Report who serves a node: the provider, the plug-in, and the operator version chosen."""
+
+    node: str
+    provider: str
+    plugin: str
+    op: str
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One node, ready to run."""
+
+    node: Node
+    kernel: Kernel[Any]
+
+
+class Session:
+    """Run one graph on the first provider that takes all of its nodes.
+
+    A context manager. `run` and `capture` may be called from any thread and take turns; `close`
+    closes the graphs captured here.
+
+    Args:
+        graph: what to run.
+        providers: asked in this order; they must outlive the session.
+        governor: every byte this session allocates is charged to it.
+
+    Raises:
+        UnsupportedGraphError: no provider takes every node; says who declined what and why.
+        PluginError, CompileError, DriverError, LeaseRefusedError: a kernel could not be created;
+            nothing is kept.
+    """
+
+    def __init__(
+        self, graph: Graph, providers: Sequence[ExecutionProvider], governor: MemoryGovernor
+    ) -> None:
+        self.graph = graph
+        placed = _place(graph, providers)
+        self.provider = placed.provider
+        self.specs: Mapping[str, TensorSpec] = placed.specs
+        self.placements = placed.placements()
+        self.num_captures = 0
+        self._graphs: list[Replayable] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+        with ExitStack() as undo:
+            self._backend = placed.provider.open(governor)
+            undo.callback(self._backend.close)
+            self._steps: list[_Step] = []
+            for node, claim in placed.claims:
+                inputs = [None if name is None else placed.specs[name] for name in node.inputs]
+                kernel = self._backend.create_kernel(claim, node, inputs)
+                undo.callback(kernel.close)
+                self._steps.append(_Step(node, kernel))
+            self._undo = undo.pop_all()
+
+    @property
+    def kernels(self) -> Mapping[str, Kernel[Any]]:
+        """Return the kernels by node name, for inspection."""
+        return {step.node.name: step.kernel for step in self._steps}
+
+    @property
+    def num_replays(self) -> int:
+        """Return how often graphs captured here were replayed."""
+        return sum(graph.num_replays for graph in self._graphs)
+
+    def bind(
+        self,
+        dims: Mapping[str, int] | None = None,
+        *,
+        views: Mapping[str, TensorView] | None = None,
+        roles: Mapping[str, Role] | None = None,
+    ) -> Binding:
+        """Give every value of the graph memory, for one set of sizes.
+
+        Args:
+            dims: a size for each symbol in the graph's input specs.
+            views: memory of the caller's to use for some values.
+            roles: what the allocated rest is held for, by value; shown in reports.
+
+        Raises:
+            InvalidInputError: a symbol has no size, a name is unknown, a view does not fit.
+            LeaseRefusedError, AllocationFailedError: nothing is kept.
+        """
+        self._require_open()
+        sizes = dict(dims or {})
+        symbols = {symbol for spec in self.specs.values() for symbol in spec.symbols}
+        _check_dims(sizes, symbols)
+        specs = {name: spec.bind(sizes) for name, spec in self.specs.items()}
+        return Binding(
+            specs,
+            self._backend,
+            device=self.provider.device,
+            views=views or {},
+            roles=roles or {},
+        )
+
+    def run(self, binding: Binding) -> None:
+        """Execute every node eagerly.
+
+        Raises:
+            InvalidNodeError: a kernel refuses the tensors; earlier nodes have run.
+            LeaseRefusedError, AllocationFailedError: a workspace cannot grow.
+            DriverError: a launch was refused, or an earlier kernel failed.
+
+        Stream: enqueued on the session's stream; `Binding.read` and `synchronize` wait for it.
+        """
+        with self._lock:
+            self._require_open()
+            for step in self._steps:
+                try:
+                    self._execute(step, binding)
+                except Exception as error:
+                    error.add_note(f"while running node {step.node.name!r}")
+                    raise
+
+    def capture(self, binding: Binding) -> Replayable:
+        """Record one run of the graph and return it, ready to replay.
+
+        Replays read and write the binding's addresses: write new inputs into the binding, replay,
+        read. The graph keeps that memory, and the kernels' workspaces, alive until it is closed.
+
+        Raises:
+            CaptureDeclinedError: before anything is recorded, with every node that cannot be.
+            CaptureError: recording failed; the session can go on running and capturing.
+            LeaseRefusedError: the graph itself does not fit the budget.
+
+        Stream: nothing is executed.
+        """
+        with self._lock:
+            self._require_open()
+            self._audit(binding)
+            resources = list(binding.graph_resources())
+            for step in self._steps:
+                resources += step.kernel.graph_resources()
+            graph = self._backend.capture(
+                lambda: self._record(binding),
+                resources=resources,
+                kept=[binding.view(name) for name in binding.specs],
+            )
+            self._graphs.append(graph)
+            self.num_captures += 1
+            return graph
+
+    def synchronize(self) -> None:
+        """Wait for everything enqueued. Raises DriverError for faults of earlier kernels."""
+        self._require_open()
+        self._backend.synchronize()
+
+    def close(self) -> None:
+        """Close the graphs, the kernels and what the provider opened; may be repeated."""
+        with self._lock:
+            self._is_closed = True
+            with self._undo:
+                for graph in self._graphs:
+                    graph.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _execute(self, step: _Step, binding: Binding) -> None:
+        inputs = [None if name is None else binding.view(name) for name in step.node.inputs]
+        outputs = [binding.view(name) for name in step.node.outputs]
+        step.kernel.execute(inputs, outputs, stream=self._backend.stream)
+
+    def _record(self, binding: Binding) -> None:
+        for step in self._steps:
+            try:
+                self._execute(step, binding)
+            except Exception as error:
+                raise CaptureError("record", str(error), kernel=step.node.name) from error
+
+    def _audit(self, binding: Binding) -> None:
+        offenders = []
+        support = self._backend.capture_support()
+        if not support.is_supported:
+            offenders.append((self.provider.name, support.reason))
+        else:
+            for step in self._steps:
+                names = step.node.inputs
+                specs = [None if name is None else binding.specs[name] for name in names]
+                support = step.kernel.capture_support(specs)
+                if not support.is_supported:
+                    offenders.append((step.node.name, support.reason))
+        if offenders:
+            raise CaptureDeclinedError(offenders)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("session")
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A graph of which one provider has claimed every node."""
+
+    provider: ExecutionProvider
+    claims: list[tuple[Node, Claim]]
+    specs: dict[str, TensorSpec]
+
+    def placements(self) -> tuple[Placement, ...]:
+        return tuple(
+            Placement(node.name, self.provider.name, claim.plugin, str(claim.key))
+            for node, claim in self.claims
+        )
+
+
+def _place(graph: Graph, providers: Sequence[ExecutionProvider]) -> _Placed:
+    if not providers:
+        raise InvalidInputError("providers", found="none", accepted="at least one")
+    declines: list[str] = []
+    for provider in providers:
+        placed = _claim_all(graph, provider, declines)
+        if placed is not None:
+            return placed
+    raise UnsupportedGraphError(declines)
+
+
+def _claim_all(graph: Graph, provider: ExecutionProvider, declines: list[str]) -> _Placed | None:
+    """Ask a provider for every node; specs of later inputs come from earlier answers."""
+    specs = dict(graph.inputs)
+    claims: list[tuple[Node, Claim]] = []
+    for node in graph.nodes:
+        inputs = [None if name is None else specs[name] for name in node.inputs]
+        version = graph.opset_version(node.domain)
+        claim = provider.claim(node, inputs, opset_version=version)
+        if not claim.match.is_supported:
+            declines.append(f"{provider.name} declines {node.name!r}: {claim.match.reason}")
+            return None
+        claims.append((node, claim))
+        specs.update(zip(node.outputs, claim.match.outputs, strict=True))
+    return _Placed(provider, claims, specs)
+
+
+def _check_dims(dims: Mapping[str, int], symbols: set[str]) -> None:
+    for symbol in sorted(symbols - dims.keys()):
+        raise InvalidInputError(f"dims[{symbol!r}]", found="nothing", accepted="a size")
+    for name, size in dims.items():
+        if name not in symbols:
+            accepted = ", ".join(sorted(symbols)) or "none: all sizes are known"
+            raise InvalidInputError("dims", found=repr(name), accepted=accepted)
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_SIZE:
+            accepted = f"an integer from 0 to {MAX_SIZE}"
+            raise InvalidInputError(f"dims[{name!r}]", found=repr(size), accepted=accepted)
