@@ -6,9 +6,12 @@
 #   make gpu     the evidence of a machine with an NVIDIA GPU; needs no network
 
 PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
+VENV    := .venv
+BIN     := $(VENV)/bin
+READY   := $(VENV)/.ready
+OFFLINE := .offline-packages
+# The environment of `make run` where there is one, else the machine's own Python.
+GPU_PYTHON = $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON))
 
 .PHONY: run test check bench gpu clean
 .DEFAULT_GOAL := run
@@ -29,12 +32,15 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
-# A GPU machine often has its own Python and no network: nothing is installed there.
+# A GPU machine may have a Python of its own and no network. What that lacks is taken from wheels/,
+# a folder filled elsewhere with `pip download`; nothing is installed into the machine's Python.
 gpu:
-	$(PYTHON) -m tools.gpu_report
+	@if ls wheels/*.whl >/dev/null 2>&1; then \
+		$(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target $(OFFLINE) wheels/*.whl; fi
+	PYTHONPATH=$(OFFLINE) $(GPU_PYTHON) -m tools.gpu_report
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OFFLINE) gpu-logs .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The lock file decides what is installed; the stamp is written last, so a torn set-up is redone.
 $(READY): requirements.lock pyproject.toml

@@ -22,7 +22,7 @@ from nxrt.kernels.api import Kernel
 from nxrt.kernels.registry import Claim
 from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.tier import Role
-from nxrt.providers.base import ExecutionProvider, Replayable
+from nxrt.providers.base import ExecutionProvider, ProviderSession, Replayable
 from nxrt.tensor import MAX_SIZE, TensorSpec, TensorView
 
 
@@ -88,6 +88,11 @@ class Session:
     def kernels(self) -> Mapping[str, Kernel[Any]]:
         """Return the kernels by node name, for inspection."""
         return {step.node.name: step.kernel for step in self._steps}
+
+    @property
+    def provider_session(self) -> ProviderSession:
+        """Return what the provider opened for this session, for inspection."""
+        return self._backend
 
     @property
     def num_replays(self) -> int:

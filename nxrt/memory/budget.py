@@ -111,7 +111,7 @@ class MemoryBudget(BaseModel):
         Raises:
             BudgetError: a source cannot be read, or a key or a size is not accepted.
         """
-        found = environment_limits(os.environ if environ is None else environ)
+        found = _environment_limits(os.environ if environ is None else environ)
         if toml is not None:
             found |= _toml_limits(toml)
         return cls.of(**(found | limits))
@@ -126,7 +126,7 @@ class MemoryBudget(BaseModel):
         return by_kind[tier.kind].limit(tier, capacity)
 
 
-def environment_limits(environ: Mapping[str, str]) -> dict[str, object]:
+def _environment_limits(environ: Mapping[str, str]) -> dict[str, object]:
     """Return the limits that environment variables set, by budget key, not yet validated."""
     return {
         kind.value: environ[ENVIRONMENT_PREFIX + kind.name]

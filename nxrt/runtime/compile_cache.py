@@ -86,6 +86,7 @@ class CompileCache:
         self._cubins: dict[str, bytes] = {}
         self._counts = dict.fromkeys(CacheStats.__dataclass_fields__, 0)
         self._has_warned = False
+        self._rejected: set[Path] = set()
 
     @property
     def directory(self) -> Path | None:
@@ -193,6 +194,10 @@ class CompileCache:
                     Path(temporary).unlink()
 
     def _reject(self, path: Path, reason: str) -> None:
+        with self._lock:
+            if path in self._rejected:
+                return
+            self._rejected.add(path)
         self._count("rejected_entries")
         _log.warning("compile cache entry %s is not used (%s); compiling again", path.name, reason)
 

@@ -17,8 +17,8 @@ from nxrt.runtime import driver
 from nxrt.runtime.driver import Handle
 from nxrt.runtime.source import KernelSource
 
-_INSTALL = 'pip install "nvidia-cuda-nvrtc==13.0.*" "nvidia-cuda-runtime==13.0.*"'
-_MISSING_HEADER = re.compile(r'could not open source file "([^"]+)"')
+INSTALL_COMMAND = 'pip install "nvidia-cuda-nvrtc==13.0.*" "nvidia-cuda-runtime==13.0.*"'
+_MISSING_HEADER = re.compile(r'(?:could not|cannot) open source file "([^"]+)"')
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,12 @@ class Compiler:
         return self._include_dir or cuda_include_dir()
 
 
+def nvrtc_location() -> tuple[str, str]:
+    """Return the path of NVRTC's library and how it was found. Raises RuntimeError."""
+    found = pathfinder.load_nvidia_dynamic_lib("nvrtc")
+    return str(found.abs_path), str(found.found_via)
+
+
 def cuda_include_dir() -> Path | None:
     """Return the folder of the toolkit's headers, None where there is none."""
     found = pathfinder.locate_nvidia_header_directory("cudart")
@@ -122,7 +128,10 @@ def _nvrtc_version() -> str:
         major, minor = _call(driver.nvrtc.nvrtcVersion)
     except RuntimeError as error:
         raise CompileError(
-            "NVRTC", arch="any", log=str(error).splitlines()[0], remedy=f"install it: {_INSTALL}"
+            "NVRTC",
+            arch="any",
+            log=str(error).splitlines()[0],
+            remedy=f"install it: {INSTALL_COMMAND}",
         ) from error
     return f"{major}.{minor}"
 
@@ -159,5 +168,5 @@ def _compile_error(source: KernelSource, options: CompileOptions, log: str) -> C
     missing = _MISSING_HEADER.search(log)
     remedy = ""
     if missing is not None:
-        remedy = f"the header {missing[1]} ships with the CUDA runtime headers: {_INSTALL}"
+        remedy = f"the header {missing[1]} ships with the CUDA runtime headers: {INSTALL_COMMAND}"
     return CompileError(source.name, arch=options.arch, log=log, remedy=remedy)

@@ -24,6 +24,7 @@ class Capabilities:
         max_grid_x: blocks along x in one launch.
         total_memory: bytes.
         l2_nbytes: bytes of L2 cache.
+        clock_hz: the highest clock of the multiprocessors.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Capabilities:
     max_grid_x: int
     total_memory: int
     l2_nbytes: int
+    clock_hz: int
 
     @property
     def arch(self) -> str:
@@ -42,6 +44,14 @@ class Capabilities:
         """
         major, minor = self.compute_capability
         return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+    @property
+    def lanes_per_multiprocessor(self) -> int:
+        """Return how many float32 operations a multiprocessor starts in one cycle.
+
+        Source: CUDA C++ Programming Guide, table of arithmetic throughputs.
+        """
+        return 64 if self.compute_capability in ((7, 5), (8, 0)) else 128
 
 
 class Device:
@@ -126,4 +136,5 @@ def _read_capabilities(handle: driver.Handle) -> Capabilities:
         max_grid_x=attribute("MAX_GRID_DIM_X"),
         total_memory=int(driver.call(driver.api.cuDeviceTotalMem, handle)),
         l2_nbytes=attribute("L2_CACHE_SIZE"),
+        clock_hz=attribute("CLOCK_RATE") * 1000,
     )

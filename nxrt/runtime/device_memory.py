@@ -82,6 +82,12 @@ def copy_to_host(target: NDArray[Any], pointer: int, *, stream: Stream) -> None:
         driver.call(driver.api.cuMemcpyDtoHAsync, address, pointer, target.nbytes, stream.handle)
 
 
+def copy_on_device(target: int, source: int, nbytes: int, *, stream: Stream) -> None:
+    """Enqueue a copy between two places of the same device."""
+    if nbytes:
+        driver.call(driver.api.cuMemcpyDtoDAsync, target, source, nbytes, stream.handle)
+
+
 def fill_bytes(pointer: int, value: int, nbytes: int, *, stream: Stream) -> None:
     """Enqueue setting every byte to `value`."""
     if nbytes:

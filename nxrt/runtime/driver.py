@@ -23,7 +23,8 @@ api: Any = cuda_driver
 nvrtc: Any = cuda_nvrtc
 """NVRTC's functions; the compiler checks their status itself, as the log explains it."""
 
-_REMEDY = "install the NVIDIA driver (580 or newer), or use the CPU provider; `nxrt doctor` tells"
+REMEDY = "install the NVIDIA driver (580 or newer), or use the CPU provider; `nxrt doctor` tells"
+"""What to do where there is no driver or no device."""
 
 _EXPLANATIONS = {
     1: "an argument is out of range; for a launch: an empty grid, too many threads or too much"
@@ -97,7 +98,7 @@ def _missing(function: Callable[..., Any], error: RuntimeError) -> Exception:
             explanation="this driver is too old to have the function; update it",
         )
     if "libcuda" in text or '"cuda"' in text:
-        return DriverUnavailableError(text.splitlines()[0], _REMEDY)
+        return DriverUnavailableError(text.splitlines()[0], REMEDY)
     return error
 
 
@@ -145,4 +146,4 @@ def require() -> None:
     """
     status = probe()
     if not status.is_available:
-        raise DriverUnavailableError(status.reason, _REMEDY)
+        raise DriverUnavailableError(status.reason, REMEDY)

@@ -116,7 +116,7 @@ __device__ __forceinline__ float score_keys(ScoreTile& tile, const Stored* query
     return total;
 }
 
-extern "C" __global__ void __launch_bounds__(SCORE_THREADS)
+extern "C" __global__ void __launch_bounds__(SCORE_THREADS, 2)
     dsa_index_select_score(const Stored* query, const Stored* key, const Stored* weights,
                            const float* bias, float* scores, u8* allowed, u64 num_rows, u64 S,
                            u64 T, u64 H, u64 D, float scale, float weights_scale) {
@@ -275,7 +275,7 @@ __device__ __forceinline__ void emit(SelectState& state, const float* scores, co
     for (u64 i = num_chosen + threadIdx.x; i < top_k; i += SELECT_THREADS) selected[i] = -1;
 }
 
-extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
     dsa_index_select_select(const float* scores, const u8* allowed, i64* selected, u64 num_rows,
                             u64 T, u64 top_k) {
     __shared__ SelectState state;

@@ -1,0 +1,113 @@
+"""The `nxrt` command: its options, its exit codes, and one line for every error.
+
+Exit codes of `run`: 0 every row is right; 1 a row differs from the oracle; 2 the job could not run.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"nxrt: the command line needs {error.name}, of the extra [cli]: pip install typer rich"
+    ) from error
+
+from nxrt.cli import decode, doctor, report
+from nxrt.cli.job import load_job
+from nxrt.cli.trace import load_trace
+from nxrt.errors import JobError, NxrtError
+from nxrt.runtime.environment import inspect_environment
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Custom CUDA kernels for inference engines: run a job, or see what this machine has.",
+)
+
+
+@app.command()
+def run(
+    job: Annotated[Path, typer.Argument(help="A job file, such as examples/glm_decode.toml.")],
+    provider: Annotated[
+        str | None, typer.Option(help="auto, cuda or cpu; wins over the job file.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="How many keys to select; wins over the job file.")
+    ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TIER=SIZE", help="Such as device=24GiB; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print data instead.")] = False,
+) -> None:
+    """Decode a trace step by step, check every row, and show what was selected."""
+    loaded = load_job(job, provider=provider, top_k=top_k, budgets=_parse_budgets(budget or []))
+    trace = load_trace(loaded.trace_path)
+    with _progress_bar() as progress:
+        task = progress.add_task("open", total=trace.num_steps)
+
+        def show(state: decode.Progress) -> None:
+            progress.update(
+                task, description=state.phase, completed=state.done, total=state.total
+            )  # fmt: skip
+
+        result = decode.run_decode(loaded, trace, show)
+    if as_json:
+        typer.echo(json.dumps(report.as_data(result), indent=2))
+    else:
+        report.render(result, trace, Console())
+    if not result.rows_equal.all():
+        raise typer.Exit(1)
+
+
+@app.command(name="doctor")
+def doctor_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print data instead.")] = False,
+) -> None:
+    """Say what was found; exit 0 with CUDA, 1 with the CPU only, 2 with neither."""
+    findings = inspect_environment()
+    if as_json:
+        typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        doctor.render(findings, Console())
+    raise typer.Exit(doctor.exit_code(findings))
+
+
+def _progress_bar() -> Progress:
+    # On the error stream, so that --json can be piped.
+    return Progress(
+        TextColumn("{task.description:>6}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _parse_budgets(options: list[str]) -> dict[str, str]:
+    budgets = {}
+    for option in options:
+        tier, separator, size = option.partition("=")
+        if not separator:
+            raise JobError("--budget", found=repr(option), accepted="TIER=SIZE: device=24GiB")
+        budgets[tier] = size
+    return budgets
+
+
+def main() -> None:
+    """Run the command; an error of nxrt's is one line on the error stream and exit code 2."""
+    try:
+        app()
+    except NxrtError as error:
+        # A message is text, not markup: it may quote anything.
+        message = Text.assemble(("error: ", "bold red"), str(error))
+        Console(stderr=True, soft_wrap=True).print(message)
+        sys.exit(2)

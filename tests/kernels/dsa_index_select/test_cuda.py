@@ -1,0 +1,394 @@
+"""DsaIndexSelect on a device: launches, workspace, capture, threads, faults."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nxrt import (
+    AllocationFailedError,
+    CaptureDeclinedError,
+    CaptureError,
+    CudaProvider,
+    DriverError,
+    InvalidNodeError,
+    KernelPlugin,
+    LeaseRefusedError,
+    MemoryBudget,
+    MemoryGovernor,
+    Role,
+    Session,
+    TensorView,
+    device_tier,
+)
+from nxrt.kernels.dsa_index_select import cuda
+from nxrt.kernels.dsa_index_select.cuda import BLOCK_T, DsaIndexSelect, DsaIndexSelectFactory
+from nxrt.kernels.dsa_index_select.spec import KEY
+from nxrt.runtime.device_memory import DeviceAllocator, fill_bytes
+from nxrt.runtime.module import launch
+from nxrt.tensor import DType
+from tests.helpers.cases import OUTPUT, IndexSelectCase, drawn_case, score_is_key
+from tests.helpers.targets import Target, poison_workspace
+from tests.kernels.dsa_index_select.test_table import REAL_GEOMETRY, glm
+
+pytestmark = pytest.mark.gpu
+
+
+def kernel_of(session: Session) -> DsaIndexSelect:
+    kernel = session.kernels["DsaIndexSelect"]
+    assert isinstance(kernel, DsaIndexSelect)
+    return kernel
+
+
+@contextmanager
+def running(
+    provider: CudaProvider, case: IndexSelectCase, governor: MemoryGovernor | None = None
+) -> Iterator[tuple[Session, Any, Any]]:
+    target = Target(provider, "eager")
+    with target.bound(case, governor or MemoryGovernor()) as bound:
+        yield bound
+
+
+@contextmanager
+def limited_grid(provider: CudaProvider, limit: int) -> Iterator[None]:
+    plugin = KernelPlugin("small-grid", ((KEY, DsaIndexSelectFactory(grid_limit=limit)),))
+    provider.registry.register(plugin, replace=True)
+    try:
+        yield
+    finally:
+        provider.registry.unregister("small-grid")
+
+
+def test_real_geometry_takes_one_launch_of_many_blocks_each(cuda_provider: CudaProvider) -> None:
+    with running(cuda_provider, REAL_GEOMETRY) as (session, binding, guarded):
+        session.run(binding)
+        assert guarded.read().tobytes() == REAL_GEOMETRY.expected().tobytes()
+        stats = kernel_of(session).stats
+        assert (stats.score_launches, stats.select_launches) == (1, 1)
+        assert (stats.last_score_grid, stats.last_select_grid) == (2304 // BLOCK_T, 1)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("mode", ["eager", "captured"])
+def test_a_small_grid_turns_its_loops(cuda_provider: CudaProvider, limit: int, mode: str) -> None:
+    case = drawn_case("grid", num_queries=5, num_keys=521, top_k=4)
+    with limited_grid(cuda_provider, limit):
+        assert Target(cuda_provider, mode).run(case).tobytes() == case.expected().tobytes()
+        with running(cuda_provider, case) as (session, binding, _):
+            session.run(binding)
+            stats = kernel_of(session).stats
+            assert (stats.last_score_grid, stats.last_select_grid) == (limit, limit)
+
+
+def test_workspace_is_allocated_once_and_stays(cuda_provider: CudaProvider) -> None:
+    with running(cuda_provider, glm("twice", 1, 12)) as (session, binding, _):
+        workspace = kernel_of(session).workspace
+        pointers = []
+        for _ in range(2):
+            session.run(binding)
+            assert workspace.block is not None
+            pointers.append(workspace.block.pointer)
+        assert workspace.block is not None
+        assert (workspace.block.nbytes, workspace.num_allocations) == (512, 1)
+        assert pointers[0] == pointers[1]
+
+
+def test_a_captured_graph_has_two_nodes_and_sees_new_inputs(cuda_provider: CudaProvider) -> None:
+    first, second = glm("seed-1", 4, 12, seed=1), glm("seed-2", 4, 12, seed=2)
+    governor = MemoryGovernor()
+    with running(cuda_provider, first, governor) as (session, binding, guarded):
+        session.run(binding)
+        graph = session.capture(binding)
+        assert graph.num_nodes == 2
+        before = (governor.snapshot(), cuda_provider.cache_stats, kernel_of(session).stats)
+        for case in (second, first, second):
+            for name, array in case.inputs.items():
+                binding.write(name, array)
+            guarded.poison()
+            graph.replay()
+            assert guarded.read().tobytes() == case.expected().tobytes()
+        after = (governor.snapshot(), cuda_provider.cache_stats, kernel_of(session).stats)
+        assert after == before
+        assert session.num_replays == 3
+
+
+def test_capture_is_declined_before_a_real_launch(cuda_provider: CudaProvider) -> None:
+    with running(cuda_provider, glm("cold", 2, 9)) as (session, binding, guarded):
+        with pytest.raises(CaptureDeclinedError, match="DsaIndexSelect: it has not been launched"):
+            session.capture(binding)
+        session.run(binding)
+        session.capture(binding).replay()
+        assert guarded.read().size
+
+
+def test_zero_rows_do_not_count_as_warm(cuda_provider: CudaProvider) -> None:
+    case = drawn_case("no-rows", batch=0, num_queries=2, num_keys=9, top_k=4)
+    with running(cuda_provider, case) as (session, binding, _):
+        session.run(binding)
+        assert kernel_of(session).stats.executions == 0
+        assert kernel_of(session).workspace.block is None
+        with pytest.raises(CaptureDeclinedError, match="at least one row"):
+            session.capture(binding)
+
+
+def dynamic_session(provider: CudaProvider, governor: MemoryGovernor) -> Session:
+    """Return a session over any number of keys."""
+    template = drawn_case("dynamic", num_queries=1, num_keys=2, top_k=4)
+    specs = dict(template.graph.inputs)
+    specs["key"] = type(specs["key"])(DType.F32, (1, "T", 8))
+    specs["attention_bias"] = type(specs["key"])(DType.F32, (1, 1, 1, "T"))
+    graph = type(template.graph)((template.node,), specs, (OUTPUT,))
+    return Session(graph, [provider], governor)
+
+
+def write(binding: Any, case: IndexSelectCase) -> None:
+    for name, array in case.inputs.items():
+        binding.write(name, array)
+
+
+def test_a_larger_shape_is_declined_with_its_bytes_and_the_old_graph_replays(
+    cuda_provider: CudaProvider,
+) -> None:
+    small = drawn_case("small", num_queries=1, num_keys=12, top_k=4)
+    with (
+        dynamic_session(cuda_provider, MemoryGovernor()) as session,
+        session.bind({"T": 12}) as narrow,
+        session.bind({"T": 8192}) as wide,
+    ):
+        write(narrow, small)
+        session.run(narrow)
+        graph = session.capture(narrow)
+        with pytest.raises(CaptureDeclinedError, match="has 512 B and this shape needs 40,960 B"):
+            session.capture(wide)
+        graph.replay()
+        assert narrow.read(OUTPUT).tobytes() == small.expected().tobytes()
+
+
+def test_growth_inside_capture_is_refused_even_without_the_audit(
+    cuda_provider: CudaProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        dynamic_session(cuda_provider, MemoryGovernor()) as session,
+        session.bind({"T": 12}) as narrow,
+        session.bind({"T": 8192}) as wide,
+    ):
+        session.run(narrow)
+        monkeypatch.setattr(session, "_audit", lambda _: None)
+        with pytest.raises(CaptureError, match="40,960 B and has 512 B") as failure:
+            session.capture(wide)
+        assert failure.value.kernel == "DsaIndexSelect"
+        session.run(wide)
+        session.capture(wide).replay()
+        session.synchronize()
+
+
+def test_growth_after_capture_keeps_the_old_graph_valid(cuda_provider: CudaProvider) -> None:
+    governor = MemoryGovernor()
+    small = drawn_case("small", num_queries=1, num_keys=12, top_k=4)
+    large = drawn_case("large", num_queries=1, num_keys=8192, top_k=4)
+    with (
+        dynamic_session(cuda_provider, governor) as session,
+        session.bind({"T": 12}) as narrow,
+        session.bind({"T": 8192}) as wide,
+    ):
+        write(narrow, small)
+        write(wide, large)
+        session.run(narrow)
+        graph = session.capture(narrow)
+        session.run(wide)
+        assert wide.read(OUTPUT).tobytes() == large.expected().tobytes()
+        assert workspace_bytes(governor) == 512 + 40_960
+        poison_workspace(session)
+        graph.replay()
+        assert narrow.read(OUTPUT).tobytes() == small.expected().tobytes()
+        graph.close()
+        assert workspace_bytes(governor) == 40_960
+
+
+def workspace_bytes(governor: MemoryGovernor) -> int:
+    holders = governor.usage(device_tier(0)).holders
+    return sum(holder.used for holder in holders if holder.role is Role.WORKSPACE)
+
+
+def test_threads_take_turns_on_one_session(cuda_provider: CudaProvider) -> None:
+    case = drawn_case("threads", num_queries=3, num_keys=700, top_k=50, num_heads=4, depth=16)
+    expected = case.expected().tobytes()
+    failures: list[str] = []
+    with running(cuda_provider, case) as (session, binding, _):
+
+        def work() -> None:
+            for _ in range(10):
+                session.run(binding)
+                if binding.read(OUTPUT).tobytes() != expected:
+                    failures.append("differs")
+
+        run_threads([work] * 4)
+    assert not failures
+
+
+def test_two_sessions_on_two_streams_do_not_disturb_each_other(
+    cuda_provider: CudaProvider,
+) -> None:
+    cases = [
+        drawn_case("a", num_queries=3, num_keys=900, top_k=50, seed=1),
+        drawn_case("b", num_queries=2, num_keys=5000, top_k=70, seed=2),
+    ]
+    failures: list[str] = []
+
+    def work(case: IndexSelectCase) -> None:
+        with running(cuda_provider, case) as (session, binding, guarded):
+            session.run(binding)
+            for _ in range(20):
+                guarded.poison()
+                session.run(binding)
+                if guarded.read().tobytes() != case.expected().tobytes():
+                    failures.append(case.id)
+
+    run_threads([lambda case=case: work(case) for case in cases])
+    assert not failures
+
+
+def run_threads(actions: list[Any]) -> None:
+    threads = [threading.Thread(target=action) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_refused_workspace_leaves_everything_as_it_was(cuda_provider: CudaProvider) -> None:
+    budget = MemoryBudget.of(device=560_000)
+    governor = MemoryGovernor(budget)
+    small = drawn_case("small", num_queries=1, num_keys=12, top_k=4)
+    with (
+        dynamic_session(cuda_provider, governor) as session,
+        session.bind({"T": 12}) as narrow,
+        session.bind({"T": 14_000}) as wide,
+    ):
+        write(narrow, small)
+        session.run(narrow)
+        before = governor.usage(device_tier(0)).used
+        with pytest.raises(LeaseRefusedError, match="DsaIndexSelect"):
+            session.run(wide)
+        assert governor.usage(device_tier(0)).used == before
+        session.run(narrow)
+        assert narrow.read(OUTPUT).tobytes() == small.expected().tobytes()
+    assert governor.usage(device_tier(0)).used == 0
+
+
+def test_a_failing_allocation_keeps_the_published_workspace(
+    cuda_provider: CudaProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    governor = MemoryGovernor()
+    with (
+        dynamic_session(cuda_provider, governor) as session,
+        session.bind({"T": 12}) as narrow,
+        session.bind({"T": 8192}) as wide,
+    ):
+        session.run(narrow)
+        block = kernel_of(session).workspace.block
+        with monkeypatch.context() as patch:
+            patch.setattr(DeviceAllocator, "allocate", fail_with(MemoryError("planted")))
+            with pytest.raises(AllocationFailedError, match="planted"):
+                session.run(wide)
+        assert kernel_of(session).workspace.block is block
+        assert workspace_bytes(governor) == 512
+        session.run(wide)
+
+
+@pytest.mark.parametrize("launch_index", [0, 1])
+def test_a_failing_launch_keeps_the_published_workspace(
+    cuda_provider: CudaProvider, monkeypatch: pytest.MonkeyPatch, launch_index: int
+) -> None:
+    governor = MemoryGovernor()
+    with (
+        dynamic_session(cuda_provider, governor) as session,
+        session.bind({"T": 12}) as narrow,
+        session.bind({"T": 8192}) as wide,
+    ):
+        session.run(narrow)
+        block, stats = kernel_of(session).workspace.block, kernel_of(session).stats
+        real = launch
+        calls = iter(range(9))
+
+        def failing_launch(*args: Any, **kwargs: Any) -> None:
+            if next(calls) == launch_index:
+                raise DriverError(code=719, name="PLANTED", call="cuLaunchKernel", explanation="")
+            real(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda, "launch", failing_launch)
+            with pytest.raises(DriverError, match="PLANTED"):
+                session.run(wide)
+        assert kernel_of(session).workspace.block is block
+        assert kernel_of(session).stats == stats
+        assert workspace_bytes(governor) == 512
+        session.run(wide)
+        session.synchronize()
+
+
+def fail_with(error: Exception) -> Any:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_strided_device_tensors_are_refused(cuda_provider: CudaProvider) -> None:
+    case = glm("strided", 2, 9)
+    with running(cuda_provider, case) as (session, binding, guarded):
+        query = binding.view("query")
+        strides = (*query.strides[:-2], 1, query.shape[2])
+        turned = TensorView(query.storage, query.dtype, query.shape, strides)
+        inputs = [turned, *(binding.view(n) for n in ("key", "weights", "attention_bias"))]
+        with pytest.raises(InvalidNodeError, match="query layout"):
+            kernel_of(session).execute(
+                inputs, [guarded.view], stream=session._backend.stream
+            )  # fmt: skip
+
+
+def test_host_tensors_are_refused_on_the_device(cuda_provider: CudaProvider) -> None:
+    case = glm("host", 2, 9)
+    with running(cuda_provider, case) as (session, _, guarded):
+        inputs = [TensorView.of_array(array) for array in case.inputs.values()]
+        with pytest.raises(ValueError, match="accepted: cuda:0"):
+            kernel_of(session).execute(inputs, [guarded.view], stream=session._backend.stream)
+
+
+@pytest.mark.slow
+def test_cells_past_32_bits_are_addressed(cuda_provider: CudaProvider) -> None:
+    """More cells than a 32-bit index reaches; rows round the crossing and the last are checked."""
+    num_keys, top_k = 262_144, 16
+    num_rows = 2**32 // num_keys + 8
+    keys = np.random.default_rng(3).permutation(num_keys).astype(np.float32)
+    small = score_is_key("template", keys, top_k, num_rows=1)
+    specs = {
+        "query": (1, num_rows, 1, 1),
+        "key": (1, num_keys, 1),
+        "weights": (1, num_rows, 1),
+        "attention_bias": (1, 1, num_rows, num_keys),
+    }
+    graph = type(small.graph)(
+        (small.node,),
+        {name: type(small.graph.inputs["key"])(DType.F32, shape) for name, shape in specs.items()},
+        (OUTPUT,),
+    )
+    with Session(graph, [cuda_provider], MemoryGovernor()) as session, session.bind() as binding:
+        sign = np.where(np.arange(num_rows) % 2, -1, 1).astype(np.float32)
+        binding.write("query", sign)
+        binding.write("key", keys)
+        binding.write("weights", np.ones(num_rows, np.float32))
+        bias = binding.view("attention_bias")
+        stream = session._backend.stream
+        with stream.device.current():
+            fill_bytes(bias.pointer, 0, bias.spec.nbytes(), stream=stream)
+        session.run(binding)
+        selected = binding.read(OUTPUT)[0, 0]
+    largest = np.sort(np.argsort(keys)[-top_k:])
+    crossing = 2**32 // num_keys
+    for row in (0, 1, crossing - 1, crossing, crossing + 1, num_rows - 2, num_rows - 1):
+        expected = np.arange(top_k) if row % 2 else largest
+        assert selected[row].tolist() == expected.tolist(), row

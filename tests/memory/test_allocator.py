@@ -1,0 +1,250 @@
+"""Check charged memory: the lease comes first, and every failure gives back what was taken."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nxrt.errors import (
+    AllocationFailedError,
+    ClosedError,
+    DriverError,
+    InvalidInputError,
+    LeaseRefusedError,
+    SizeOverflowError,
+)
+from nxrt.memory.allocator import Buffer, HostAllocator, LeasedAllocator
+from nxrt.memory.budget import MemoryBudget
+from nxrt.memory.governor import MemoryGovernor
+from nxrt.memory.tier import HOST, PINNED, Role, Tier
+from nxrt.tensor import CPU_DEVICE, MAX_SIZE, DType, TensorView
+
+LIMIT = 1000
+OUT_OF_MEMORY = DriverError(code=2, name="OUT", call="cuMemAlloc", explanation="no free block")
+
+
+@dataclass
+class ScriptedAllocator:
+    """Deliver numbers instead of memory, note every call, and run what a test puts in between.
+
+    Args:
+        governor: asked at every call what is charged at that moment.
+        before_allocate: runs first in `allocate`; may raise.
+        before_deallocate: runs first in `deallocate`; may raise.
+    """
+
+    governor: MemoryGovernor
+    before_allocate: Callable[[], object] = lambda: None
+    before_deallocate: Callable[[], object] = lambda: None
+    tier: Tier = HOST
+    device = CPU_DEVICE
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def allocate(self, nbytes: int) -> int:
+        self.calls.append(("allocate", nbytes, self.governor.usage(self.tier).used))
+        self.before_allocate()
+        return 4096
+
+    def deallocate(self, pointer: int, nbytes: int) -> None:
+        self.calls.append(("deallocate", pointer, nbytes, self.governor.usage(self.tier).used))
+        self.before_deallocate()
+
+
+@pytest.fixture
+def governor() -> MemoryGovernor:
+    return MemoryGovernor(MemoryBudget.of(host=LIMIT))
+
+
+@pytest.fixture
+def upstream(governor: MemoryGovernor) -> ScriptedAllocator:
+    return ScriptedAllocator(governor)
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def fail() -> object:
+        raise error
+
+    return fail
+
+
+def allocate(upstream: ScriptedAllocator, nbytes: Any, holder: str = "test") -> Buffer:
+    allocator = LeasedAllocator(upstream, upstream.governor)
+    return allocator.allocate(nbytes, role=Role.WORKSPACE, holder=holder)
+
+
+def used(upstream: ScriptedAllocator) -> int:
+    return upstream.governor.usage(upstream.tier).used
+
+
+def test_lease_is_taken_before_the_memory(upstream: ScriptedAllocator) -> None:
+    with allocate(upstream, 100):
+        assert upstream.calls == [("allocate", 100, 100)]
+
+
+def test_lease_is_given_back_after_the_memory(upstream: ScriptedAllocator) -> None:
+    allocate(upstream, 100).close()
+    assert upstream.calls[1:] == [("deallocate", 4096, 100, 100)]
+    assert used(upstream) == 0
+
+
+def test_buffer_is_charged_to_the_tier_role_and_holder_it_was_asked_for(
+    governor: MemoryGovernor,
+) -> None:
+    upstream = ScriptedAllocator(governor, tier=PINNED)
+    with allocate(upstream, 100, holder="ring"):
+        (usage,) = governor.usage(PINNED).holders
+    assert (usage.role, usage.holder, usage.used) == (Role.WORKSPACE, "ring", 100)
+
+
+def test_buffer_says_where_it_is(upstream: ScriptedAllocator) -> None:
+    with allocate(upstream, 100) as buffer:
+        assert (buffer.pointer, buffer.nbytes, buffer.device) == (4096, 100, CPU_DEVICE)
+
+
+def test_refused_request_never_reaches_the_allocator(upstream: ScriptedAllocator) -> None:
+    with pytest.raises(LeaseRefusedError):
+        allocate(upstream, LIMIT + 1)
+    assert upstream.calls == []
+
+
+@pytest.mark.parametrize("nbytes", [-1, True, 1.5])
+def test_what_is_no_size_never_reaches_the_allocator(
+    upstream: ScriptedAllocator, nbytes: Any
+) -> None:
+    with pytest.raises(InvalidInputError):
+        allocate(upstream, nbytes)
+    assert upstream.calls == []
+
+
+def test_size_past_63_bits_never_reaches_the_allocator(upstream: ScriptedAllocator) -> None:
+    with pytest.raises(SizeOverflowError):
+        allocate(upstream, 2**63)
+    assert upstream.calls == []
+
+
+def test_nothing_never_reaches_the_allocator(upstream: ScriptedAllocator) -> None:
+    with allocate(upstream, 0) as buffer:
+        assert (buffer.pointer, buffer.nbytes) == (0, 0)
+    assert upstream.calls == []
+
+
+FAILURES = [MemoryError("no pages"), OUT_OF_MEMORY]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_failing_allocator_gives_the_lease_back(
+    upstream: ScriptedAllocator, error: Exception
+) -> None:
+    upstream.before_allocate = raising(error)
+    with pytest.raises(AllocationFailedError):
+        allocate(upstream, 100)
+    assert used(upstream) == 0
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_failing_allocator_is_the_cause_of_what_is_raised(
+    upstream: ScriptedAllocator, error: Exception
+) -> None:
+    upstream.before_allocate = raising(error)
+    with pytest.raises(AllocationFailedError) as caught:
+        allocate(upstream, 100, holder="ring")
+    failed = caught.value
+    assert failed.__cause__ is error
+    assert (failed.tier, failed.requested, failed.holder) == ("host", 100, "ring")
+    assert failed.reason == str(error)
+
+
+@pytest.mark.parametrize("error", [KeyError("bug"), KeyboardInterrupt()], ids=repr)
+def test_stray_error_of_the_allocator_passes_and_gives_the_lease_back(
+    upstream: ScriptedAllocator, error: BaseException
+) -> None:
+    upstream.before_allocate = raising(error)
+    with pytest.raises(type(error)):
+        allocate(upstream, 100)
+    assert used(upstream) == 0
+
+
+def test_failing_deallocate_keeps_the_charge(upstream: ScriptedAllocator) -> None:
+    """Bytes that may still be taken are not offered to anybody else."""
+    buffer = allocate(upstream, 100)
+    upstream.before_deallocate = raising(OUT_OF_MEMORY)
+    with pytest.raises(DriverError):
+        buffer.close()
+    assert used(upstream) == 100
+    buffer._lease.close()  # or it would warn when it is dropped
+
+
+def test_failing_deallocate_is_not_tried_again(upstream: ScriptedAllocator) -> None:
+    buffer = allocate(upstream, 100)
+    upstream.before_deallocate = raising(OUT_OF_MEMORY)
+    with pytest.raises(DriverError):
+        buffer.close()
+    buffer.close()
+    assert len(upstream.calls) == 2
+    buffer._lease.close()  # or it would warn when it is dropped
+
+
+def test_closing_twice_frees_once(upstream: ScriptedAllocator) -> None:
+    with allocate(upstream, 100) as buffer:
+        buffer.close()
+    assert len(upstream.calls) == 2
+
+
+def test_closing_from_many_threads_at_once_frees_once(upstream: ScriptedAllocator) -> None:
+    buffers = [allocate(upstream, 1) for _ in range(100)]
+    with ThreadPoolExecutor(8) as pool:
+        for closed in [pool.submit(buffer.close) for buffer in buffers for _ in range(8)]:
+            closed.result()
+    assert len(upstream.calls) == 200
+    assert used(upstream) == 0
+
+
+def test_closed_buffer_has_no_address(upstream: ScriptedAllocator) -> None:
+    buffer = allocate(upstream, 123, holder="ring")
+    buffer.close()
+    with pytest.raises(ClosedError, match=r"buffer of 123 B held by 'ring' is closed"):
+        _ = buffer.pointer
+
+
+def test_closed_buffer_of_nothing_has_no_address(upstream: ScriptedAllocator) -> None:
+    buffer = allocate(upstream, 0)
+    buffer.close()
+    with pytest.raises(ClosedError):
+        _ = buffer.pointer
+
+
+def test_view_of_a_closed_buffer_cannot_be_read(governor: MemoryGovernor) -> None:
+    allocator = LeasedAllocator(HostAllocator(), governor)
+    buffer = allocator.allocate(16, role=Role.ACTIVATION, holder="test")
+    view = TensorView(buffer, DType.F32, (4,))
+    buffer.close()
+    with pytest.raises(ClosedError):
+        view.to_array()
+
+
+@pytest.mark.parametrize("nbytes", [1, 255, 256, 257, 4096, 10**6])
+def test_host_memory_is_aligned_to_256_bytes(nbytes: int) -> None:
+    allocator = HostAllocator()
+    pointers = [allocator.allocate(nbytes) for _ in range(20)]
+    assert [pointer % 256 for pointer in pointers] == [0] * 20
+
+
+def test_host_memory_can_be_used_to_its_last_byte(governor: MemoryGovernor) -> None:
+    allocator = LeasedAllocator(HostAllocator(), governor)
+    with allocator.allocate(257, role=Role.ACTIVATION, holder="test") as buffer:
+        array = TensorView(buffer, DType.U8, (257,)).to_array()
+        array[:] = np.arange(257).astype(np.uint8)
+        assert array.tolist() == [n % 256 for n in range(257)]
+
+
+@pytest.mark.parametrize("nbytes", [2**62, MAX_SIZE])
+def test_host_memory_that_nobody_has_is_a_failed_allocation(nbytes: int) -> None:
+    governor = MemoryGovernor()
+    with pytest.raises(AllocationFailedError):
+        LeasedAllocator(HostAllocator(), governor).allocate(
+            nbytes, role=Role.ACTIVATION, holder="test"
+        )
+    assert governor.usage(HOST).used == 0

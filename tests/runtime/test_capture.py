@@ -1,0 +1,225 @@
+"""Capture and replay on a real device: failures leave no trace, graphs keep what they touch."""
+
+import gc
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from nxrt import (
+    CaptureError,
+    ClosedError,
+    CudaProvider,
+    DriverError,
+    MemoryGovernor,
+    Role,
+    device_tier,
+)
+from nxrt.memory.tier import Tier
+from nxrt.providers.cuda import GRAPH_NBYTES, CudaProviderSession
+from nxrt.runtime import driver
+from nxrt.runtime.capture import CapturedGraph
+from nxrt.runtime.device_memory import fill_bytes
+from nxrt.runtime.graph_memory import GraphAllocation
+from nxrt.tensor import DType, TensorView
+from tests.helpers.cases import OUTPUT, drawn_case
+from tests.helpers.targets import Target
+
+pytestmark = pytest.mark.gpu
+
+DEVICE: Tier = device_tier(0)
+
+
+@pytest.fixture
+def governor() -> MemoryGovernor:
+    return MemoryGovernor()
+
+
+@pytest.fixture
+def backend(cuda_provider: CudaProvider, governor: MemoryGovernor) -> Iterator[CudaProviderSession]:
+    opened = cuda_provider.open(governor)
+    yield opened
+    opened.close()
+    assert all(tier.used == 0 for tier in governor.snapshot())
+
+
+def allocate(backend: CudaProviderSession, nbytes: int = 64) -> GraphAllocation:
+    return backend.allocate(nbytes, role=Role.ACTIVATION, holder="test")
+
+
+def filling(
+    backend: CudaProviderSession, memory: GraphAllocation, value: int = 7
+) -> Callable[[], None]:
+    return lambda: fill_bytes(memory.pointer, value, memory.nbytes, stream=backend.stream)
+
+
+def content(backend: CudaProviderSession, memory: GraphAllocation) -> list[int]:
+    target = np.zeros(memory.nbytes, np.uint8)
+    backend.download(target, TensorView(memory, DType.U8, (memory.nbytes,)))
+    return sorted(set(target.tolist()))
+
+
+def capture(
+    backend: CudaProviderSession, record: Callable[[], None], *resources: GraphAllocation
+) -> CapturedGraph:
+    return backend.capture(record, resources=resources, kept=())
+
+
+def set_to(backend: CudaProviderSession, memory: GraphAllocation, value: int) -> None:
+    with backend.stream.device.current():
+        filling(backend, memory, value)()
+
+
+def test_nothing_runs_before_the_first_replay(backend: CudaProviderSession) -> None:
+    with allocate(backend) as memory:
+        set_to(backend, memory, 1)
+        with capture(backend, filling(backend, memory), memory) as graph:
+            assert content(backend, memory) == [1]
+            graph.replay()
+            assert content(backend, memory) == [7]
+            assert (graph.num_nodes, graph.num_replays) == (1, 1)
+
+
+def test_a_graph_keeps_its_memory_alive_and_charged(
+    backend: CudaProviderSession, governor: MemoryGovernor
+) -> None:
+    memory = allocate(backend)
+    probe = memory.share()
+    graph = capture(backend, filling(backend, memory), memory)
+    memory.close()
+    del memory
+    gc.collect()
+    others = [allocate(backend) for _ in range(8)]
+    for other in others:
+        set_to(backend, other, 0x5A)
+    for _ in range(10):
+        graph.replay()
+    assert content(backend, probe) == [7]
+    probe.close()
+    for other in others:
+        other.close()
+    assert governor.usage(DEVICE).used == 64 + GRAPH_NBYTES
+    graph.close()
+    graph.close()
+    assert governor.usage(DEVICE).used == 0
+
+
+def test_replaying_a_closed_graph_is_a_typed_error(backend: CudaProviderSession) -> None:
+    with allocate(backend) as memory:
+        graph = capture(backend, filling(backend, memory), memory)
+        graph.close()
+        with pytest.raises(ClosedError, match="captured graph"):
+            graph.replay()
+
+
+class PlantedError(Exception):
+    """The user's own."""
+
+
+def raise_planted() -> None:
+    raise PlantedError("planted")
+
+
+FAULTS: dict[str, Callable[[CudaProviderSession], None]] = {
+    "raises": lambda _: raise_planted(),
+    "allocates": lambda backend: allocate(backend).close(),
+    "synchronizes": lambda backend: backend.synchronize(),
+    "copies": lambda backend: backend.upload(
+        TensorView(allocate_before(backend), DType.U8, (64,)), 0, np.zeros(64, np.uint8)
+    ),
+    "nests": lambda backend: capture(backend, lambda: None).close(),
+}
+_before: dict[int, GraphAllocation] = {}
+
+
+def allocate_before(backend: CudaProviderSession) -> GraphAllocation:
+    return _before[id(backend)]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failed_capture_leaves_no_trace(
+    backend: CudaProviderSession, governor: MemoryGovernor, fault: str
+) -> None:
+    with allocate(backend) as memory:
+        _before[id(backend)] = memory
+        used = governor.usage(DEVICE).used
+
+        def record() -> None:
+            filling(backend, memory)()
+            FAULTS[fault](backend)
+            filling(backend, memory)()
+
+        for _ in range(10):
+            with pytest.raises(CaptureError) as failure:
+                capture(backend, record, memory)
+            if fault == "raises":
+                assert isinstance(failure.value.__cause__, PlantedError)
+            assert not backend.stream.is_capturing
+            assert governor.usage(DEVICE).used == used
+            assert memory.num_handles == 1
+            set_to(backend, memory, 3)
+            assert content(backend, memory) == [3]
+        with capture(backend, filling(backend, memory), memory) as graph:
+            graph.replay()
+            assert content(backend, memory) == [7]
+        del _before[id(backend)]
+
+
+def test_an_interrupt_unwinds_and_stays_an_interrupt(backend: CudaProviderSession) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        capture(backend, interrupt)
+    backend.synchronize()
+
+
+def test_a_buffer_closed_while_recording_is_freed_afterwards(
+    backend: CudaProviderSession,
+) -> None:
+    """A free inside would be refused by the driver and would invalidate the capture."""
+    dropped = allocate(backend)
+    with allocate(backend) as memory:
+
+        def record() -> None:
+            filling(backend, memory)()
+            dropped.close()
+
+        with capture(backend, record, memory) as graph:
+            graph.replay()
+            assert content(backend, memory) == [7]
+
+
+def test_a_session_closes_the_graphs_captured_from_it(cuda_provider: CudaProvider) -> None:
+    case = drawn_case("closing", num_queries=1, num_keys=40, top_k=3)
+    target, governor = Target(cuda_provider, "eager"), MemoryGovernor()
+    with target.bound(case, governor) as (session, binding, guarded):
+        session.run(binding)
+        graph = session.capture(binding)
+        binding.close()
+        guarded.poison()
+        graph.replay()
+        assert guarded.read().tobytes() == case.expected().tobytes()
+    with pytest.raises(ClosedError):
+        graph.replay()
+    assert governor.usage(DEVICE).used == 0
+    assert OUTPUT in session.specs
+
+
+def test_a_launch_error_is_the_first_cause(
+    backend: CudaProviderSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = DriverError(code=1, name="PLANTED", call="cuGraphInstantiate", explanation="")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    real = driver.call
+    function = driver.api.cuGraphInstantiate
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "call", lambda f, *a: fail() if f is function else real(f, *a))
+        with allocate(backend) as memory, pytest.raises(CaptureError) as failure:
+            capture(backend, filling(backend, memory), memory)
+    assert failure.value.stage == "instantiate"
+    assert failure.value.__cause__ is error
+    backend.synchronize()

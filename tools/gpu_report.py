@@ -1,0 +1,132 @@
+"""Gather the evidence of one GPU machine: `make gpu`. Needs a CUDA device and no network.
+
+Runs the tests marked gpu, the same tests under compute-sanitizer where it is installed, and the
+benchmarks; writes benchmarks/results/<device>.json. Logs go to gpu-logs/. A Python package that
+the machine lacks is taken from wheels/ when that folder is there.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.__main__ import as_table, cuda_rows
+from nxrt import CudaProvider
+from nxrt.runtime import driver
+from nxrt.runtime.compiler import Compiler
+from tools.sanitize import TOOLS, SanitizerResult, find_sanitizer, run_sanitizer
+from tools.source_digest import ROOT, source_digest
+
+RESULTS = ROOT / "benchmarks" / "results"
+LOGS = ROOT / "gpu-logs"
+
+
+def main() -> int:
+    """Run everything; return 0 only where every test ran and passed and nothing was found."""
+    console = Console(width=120)
+    LOGS.mkdir(exist_ok=True)
+    with CudaProvider() as provider:
+        console.rule(f"{provider.capabilities.name}: tests")
+        tests = run_tests(LOGS / "tests.xml")
+        sanitizers = run_sanitizers(console)
+        console.rule("benchmarks")
+        rows = cuda_rows(provider, console)
+        console.print(as_table(rows))
+        report = {
+            "source_digest": source_digest(),
+            "date": datetime.now(UTC).date().isoformat(),
+            **describe(provider),
+            "tests": tests,
+            "sanitizers": [dataclasses.asdict(result) for result in sanitizers],
+            "sanitizer_errors": sum(result.num_errors for result in sanitizers),
+            "benchmarks": [dataclasses.asdict(row) for row in rows],
+        }
+        path = RESULTS / f"{file_name(provider.capabilities.name)}.json"
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    console.print(summary(tests, sanitizers))
+    console.print(f"written: {path.relative_to(ROOT)}")
+    return exit_code(tests, sanitizers)
+
+
+def run_tests(junit: Path) -> dict[str, int]:
+    """Run the tests marked gpu, with a missing device counting as a failure; return the counts."""
+    environment = os.environ | {"NXRT_REQUIRE_CUDA": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={junit}", "tests"]
+    junit.unlink(missing_ok=True)
+    subprocess.run(command, env=environment, cwd=ROOT, check=False)
+    return counts(junit)
+
+
+def counts(junit: Path) -> dict[str, int]:
+    """Return passed, failed and skipped from a JUnit file; without one, one failure."""
+    if not junit.is_file():
+        return {"passed": 0, "failed": 1, "skipped": 0}
+    suite = next(ET.parse(junit).getroot().iter("testsuite"))
+    number = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+    failed = number["failures"] + number["errors"]
+    passed = number["tests"] - failed - number["skipped"]
+    return {"passed": passed, "failed": failed, "skipped": number["skipped"]}
+
+
+def run_sanitizers(console: Console) -> list[SanitizerResult]:
+    """Run the quick GPU tests under each tool."""
+    sanitizer = find_sanitizer()
+    if sanitizer is None:
+        console.print("compute-sanitizer is not installed: not run")
+        return []
+    results = []
+    for tool in TOOLS:
+        console.rule(f"compute-sanitizer {tool}")
+        started = time.monotonic()
+        with console.status(f"{tool} is running; its output goes to gpu-logs/{tool}.log"):
+            results.append(run_sanitizer(sanitizer, tool, LOGS / f"{tool}.log"))
+        console.print(results[-1], f"{time.monotonic() - started:,.0f} s")
+    return results
+
+
+def describe(provider: CudaProvider) -> dict[str, Any]:
+    """Return what the figures were measured on."""
+    has = provider.capabilities
+    return {
+        "device": has.name,
+        "arch": has.arch,
+        "multiprocessors": has.num_multiprocessors,
+        "memory_bytes": has.total_memory,
+        "driver": driver.probe().version,
+        "nvrtc": Compiler().version,
+    }
+
+
+def summary(tests: dict[str, int], sanitizers: list[SanitizerResult]) -> Table:
+    """Return the verdicts for a person."""
+    table = Table(title="evidence", title_justify="left", show_header=False)
+    table.add_row("tests marked gpu", ", ".join(f"{n} {name}" for name, n in tests.items()))
+    for result in sanitizers:
+        found = f"{result.num_errors} errors in {result.num_passed} tests"
+        table.add_row(result.tool, found if result.is_clean else f"[bold red]{found}, not clean")
+    return table
+
+
+def exit_code(tests: dict[str, int], sanitizers: list[SanitizerResult]) -> int:
+    """Return 0 where all is well; a skip is not a pass."""
+    is_well = tests["passed"] > 0 and tests["failed"] == tests["skipped"] == 0
+    return 0 if is_well and all(result.is_clean for result in sanitizers) else 1
+
+
+def file_name(device: str) -> str:
+    """Return a device's name as a file name: "NVIDIA H200" becomes "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
