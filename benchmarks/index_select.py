@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.cases import IndexSelectShape
-from nxrt import Binding, CudaProvider, Graph, MemoryGovernor, Node, Role, Session, TensorSpec
-from nxrt.kernels.dsa_index_select.spec import INPUT_NAMES
+from nxrt import Binding, CudaProvider, Graph, MemoryGovernor, Node, Role, Session
+from nxrt.kernels.dsa_index_select.spec import INPUT_NAMES, input_specs
 from nxrt.kernels.numerics import narrow
 from nxrt.providers.base import ExecutionProvider
 from nxrt.providers.cuda import CudaProviderSession
 from nxrt.runtime.device_memory import copy_on_device, fill_bytes
 from nxrt.runtime.stream import Event
-from nxrt.tensor import DType
 
 OUTPUT = "selected_indices"
 FLUSH_NBYTES = 512 * 2**20
@@ -63,12 +62,7 @@ def prepared(
     """Open a session on one shape, with its inputs written."""
     attributes = {"top_k": shape.K, "scale": shape.D**-0.5, "weights_scale": shape.H**-0.5}
     node = Node("DsaIndexSelect", INPUT_NAMES, (OUTPUT,), domain="pkg.nxrt", attributes=attributes)
-    specs = {
-        "query": TensorSpec(shape.dtype, (shape.B, shape.S, shape.H, shape.D)),
-        "key": TensorSpec(shape.dtype, (shape.B, shape.T, shape.D)),
-        "weights": TensorSpec(shape.dtype, (shape.B, shape.S, shape.H)),
-        "attention_bias": TensorSpec(DType.F32, (shape.B, 1, shape.S, shape.T)),
-    }
+    specs = input_specs(shape.dtype, B=shape.B, S=shape.S, T=shape.T, H=shape.H, D=shape.D)
     graph = Graph((node,), specs, (OUTPUT,))
     rng = np.random.default_rng(20)
     with Session(graph, [provider], MemoryGovernor()) as session, session.bind() as binding:

@@ -5,6 +5,7 @@ A binding knows layouts and copies; what is computed with them is the session's 
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -28,6 +29,7 @@ class Binding:
         specs: every value by name, without symbols.
         provider: allocates and copies.
         device: where every tensor must be.
+        written: the values that kernels write.
         views: memory of the caller's for some values; the rest is allocated.
         roles: what an allocated value is held for; activation when left out.
     """
@@ -38,6 +40,7 @@ class Binding:
         provider: ProviderSession,
         *,
         device: DeviceId,
+        written: frozenset[str],
         views: Mapping[str, TensorView],
         roles: Mapping[str, Role],
     ) -> None:
@@ -48,11 +51,14 @@ class Binding:
         _check_names("roles", roles, specs)
         for name, view in views.items():
             _check_view(name, view, specs[name], device)
-        self._views = dict(views)
+            if name in written:
+                _require_writable(name, view)
+        self._views: dict[str, TensorView] = {}
         self._owned: list[Allocation] = []
         with ExitStack() as undo:
             for name, spec in specs.items():
                 if name in views:
+                    self._views[name] = self._kept(views[name], undo)
                     continue
                 role = roles.get(name, Role.ACTIVATION)
                 allocation = provider.allocate(spec.nbytes(name), role=role, holder=name)
@@ -60,6 +66,24 @@ class Binding:
                 self._owned.append(allocation)
                 self._views[name] = TensorView(allocation, spec.dtype, spec.sizes)
             self._undo = undo.pop_all()
+
+    def _kept(self, view: TensorView, undo: ExitStack) -> TensorView:
+        """Return a view whose memory stays as long as this binding, where it can be shared."""
+        if not isinstance(view.storage, GraphAllocation):
+            return view
+        handle = view.storage.share()
+        undo.callback(handle.close)
+        self._owned.append(handle)
+        return replace(view, storage=handle)
+
+    @property
+    def is_closed(self) -> bool:
+        """Say whether `close` was called."""
+        return self._is_closed
+
+    def is_made_by(self, provider: ProviderSession) -> bool:
+        """Say whether the binding's memory belongs to what a provider opened."""
+        return self._provider is provider
 
     def view(self, name: str) -> TensorView:
         """Return the tensor of a value. Raises InvalidInputError, ClosedError."""
@@ -79,12 +103,14 @@ class Binding:
             offset: the first element to write.
 
         Raises:
-            InvalidInputError: the dtype differs or the elements do not fit. Nothing is written.
+            InvalidInputError: the dtype differs, the elements do not fit, or the memory is
+                read-only. Nothing is written.
             CaptureError: the session is recording.
 
         Stream: the array may be changed as soon as this returns.
         """
         view = self.view(name)
+        _require_writable(name, view)
         if array.dtype != view.dtype.storage:
             accepted = f"{view.dtype.storage.name}, which holds {view.dtype}"
             raise InvalidInputError(f"{name} dtype", found=array.dtype.name, accepted=accepted)
@@ -137,6 +163,11 @@ def _check_names(what: str, given: Mapping[str, object], specs: Mapping[str, Ten
         if name not in specs:
             accepted = ", ".join(specs)
             raise InvalidInputError(f"name in {what}", found=repr(name), accepted=accepted)
+
+
+def _require_writable(name: str, view: TensorView) -> None:
+    if view.is_read_only:
+        raise InvalidInputError(f"view of {name}", found="read-only memory", accepted="writable")
 
 
 def _check_view(name: str, view: TensorView, spec: TensorSpec, device: DeviceId) -> None:

@@ -5,7 +5,7 @@ built-in where one exists, and its message says what was asked, what was found, 
 
     NxrtError
     ├── InvalidInputError (ValueError)      an argument, tensor or attribute that is not accepted
-    │   ├── SizeOverflowError               a count or a byte size past the 63-bit range
+    │   ├── SizeOverflowError (OverflowError)  a count or a byte size past the 63-bit range
     │   ├── InvalidNodeError                a node that the operator's contract refuses
     │   ├── BudgetError                     a memory budget that cannot be used as written
     │   └── JobError                        a job file, or an option that overrides it
@@ -27,7 +27,7 @@ from typing import Any
 
 
 def _rebuild(cls: type["NxrtError"], args: tuple[Any, ...]) -> "NxrtError":
-    return cls.__new__(cls, *args)
+    return Exception.__new__(cls, *args)
 
 
 def _sentences(*parts: str) -> str:

@@ -42,6 +42,12 @@ class Node:
         if not isinstance(self.op, str) or not self.op:
             raise InvalidInputError("node op", found=repr(self.op), accepted="an operator's name")
         object.__setattr__(self, "domain", normalized_domain(self.domain))
+        for slot in ("inputs", "outputs"):
+            names = getattr(self, slot)
+            if isinstance(names, str):
+                raise InvalidInputError(
+                    f"node {slot}", found=repr(names), accepted="a tuple of names"
+                )
         object.__setattr__(self, "inputs", tuple(name or None for name in self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
         object.__setattr__(self, "name", self.name or self.op)
@@ -82,6 +88,10 @@ class Graph:
         object.__setattr__(self, "inputs", MappingProxyType(dict(self.inputs)))
         object.__setattr__(self, "outputs", tuple(self.outputs))
         imports = {normalized_domain(key): value for key, value in self.opset_imports.items()}
+        if len(imports) != len(self.opset_imports):
+            raise InvalidInputError(
+                "opset import of ai.onnx", found='both "" and "ai.onnx"', accepted="one of them"
+            )
         object.__setattr__(self, "opset_imports", MappingProxyType(imports))
         for domain, version in imports.items():
             if not isinstance(version, int) or isinstance(version, bool) or version < 1:

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from nxrt.binding import Binding
 from nxrt.errors import (
     CaptureDeclinedError,
@@ -47,8 +49,8 @@ class _Step:
 class Session:
     """Run one graph on the first provider that takes all of its nodes.
 
-    A context manager. `run` and `capture` may be called from any thread and take turns; `close`
-    closes the graphs captured here.
+    A context manager. `run` and `capture` may be called from any thread and take turns. `close`
+    closes the graphs captured here and the bindings made here.
 
     Args:
         graph: what to run.
@@ -71,6 +73,7 @@ class Session:
         self.placements = placed.placements()
         self.num_captures = 0
         self._graphs: list[Replayable] = []
+        self._bindings: list[Binding] = []
         self._lock = threading.Lock()
         self._is_closed = False
         with ExitStack() as undo:
@@ -85,9 +88,9 @@ class Session:
             self._undo = undo.pop_all()
 
     @property
-    def kernels(self) -> Mapping[str, Kernel[Any]]:
-        """Return the kernels by node name, for inspection."""
-        return {step.node.name: step.kernel for step in self._steps}
+    def kernels(self) -> tuple[Kernel[Any], ...]:
+        """Return the kernels in the order of the graph's nodes, for inspection."""
+        return tuple(step.kernel for step in self._steps)
 
     @property
     def provider_session(self) -> ProviderSession:
@@ -122,18 +125,24 @@ class Session:
         symbols = {symbol for spec in self.specs.values() for symbol in spec.symbols}
         _check_dims(sizes, symbols)
         specs = {name: spec.bind(sizes) for name, spec in self.specs.items()}
-        return Binding(
+        binding = Binding(
             specs,
             self._backend,
             device=self.provider.device,
+            written=frozenset(name for node in self.graph.nodes for name in node.outputs),
             views=views or {},
             roles=roles or {},
         )
+        with self._lock:
+            self._bindings = [known for known in self._bindings if not known.is_closed]
+            self._bindings.append(binding)
+        return binding
 
     def run(self, binding: Binding) -> None:
         """Execute every node eagerly.
 
         Raises:
+            InvalidInputError: the binding is another session's.
             InvalidNodeError: a kernel refuses the tensors; earlier nodes have run.
             LeaseRefusedError, AllocationFailedError: a workspace cannot grow.
             DriverError: a launch was refused, or an earlier kernel failed.
@@ -141,7 +150,7 @@ class Session:
         Stream: enqueued on the session's stream; `Binding.read` and `synchronize` wait for it.
         """
         with self._lock:
-            self._require_open()
+            self._require_own(binding)
             for step in self._steps:
                 try:
                     self._execute(step, binding)
@@ -163,7 +172,7 @@ class Session:
         Stream: nothing is executed.
         """
         with self._lock:
-            self._require_open()
+            self._require_own(binding)
             self._audit(binding)
             resources = list(binding.graph_resources())
             for step in self._steps:
@@ -183,12 +192,17 @@ class Session:
         self._backend.synchronize()
 
     def close(self) -> None:
-        """Close the graphs, the kernels and what the provider opened; may be repeated."""
-        with self._lock:
+        """Close graphs, bindings, kernels and what the provider opened; may be repeated.
+
+        Everything is closed even where one raises.
+        """
+        with self._lock, ExitStack() as closing:
             self._is_closed = True
-            with self._undo:
-                for graph in self._graphs:
-                    graph.close()
+            closing.callback(self._undo.close)
+            for binding in self._bindings:
+                closing.callback(binding.close)
+            for graph in self._graphs:
+                closing.callback(graph.close)
 
     def __enter__(self) -> Self:
         return self
@@ -205,6 +219,9 @@ class Session:
         for step in self._steps:
             try:
                 self._execute(step, binding)
+            except CaptureError as error:
+                name = step.node.name
+                raise CaptureError(error.stage, error.problem, kernel=name) from error
             except Exception as error:
                 raise CaptureError("record", str(error), kernel=step.node.name) from error
 
@@ -226,6 +243,16 @@ class Session:
     def _require_open(self) -> None:
         if self._is_closed:
             raise ClosedError("session")
+
+    def _require_own(self, binding: Binding) -> None:
+        # Another session's memory may have other dtypes and belongs to another stream.
+        self._require_open()
+        if not binding.is_made_by(self._backend):
+            raise InvalidInputError(
+                "binding",
+                found="one of another session",
+                accepted="one made by this session's bind",
+            )
 
 
 @dataclass(frozen=True)
@@ -259,15 +286,17 @@ def _claim_all(graph: Graph, provider: ExecutionProvider, declines: list[str]) -
     specs = dict(graph.inputs)
     claims: list[tuple[Node, Claim]] = []
     for node in graph.nodes:
+        if any(name is not None and name not in specs for name in node.inputs):
+            continue  # an earlier decline left its inputs unknown
         inputs = [None if name is None else specs[name] for name in node.inputs]
         version = graph.opset_version(node.domain)
         claim = provider.claim(node, inputs, opset_version=version)
         if not claim.match.is_supported:
             declines.append(f"{provider.name} declines {node.name!r}: {claim.match.reason}")
-            return None
+            continue
         claims.append((node, claim))
         specs.update(zip(node.outputs, claim.match.outputs, strict=True))
-    return _Placed(provider, claims, specs)
+    return _Placed(provider, claims, specs) if len(claims) == len(graph.nodes) else None
 
 
 def _check_dims(dims: Mapping[str, int], symbols: set[str]) -> None:
@@ -277,6 +306,7 @@ def _check_dims(dims: Mapping[str, int], symbols: set[str]) -> None:
         if name not in symbols:
             accepted = ", ".join(sorted(symbols)) or "none: all sizes are known"
             raise InvalidInputError("dims", found=repr(name), accepted=accepted)
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_SIZE:
+        is_integer = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+        if not is_integer or not 0 <= size <= MAX_SIZE:
             accepted = f"an integer from 0 to {MAX_SIZE}"
             raise InvalidInputError(f"dims[{name!r}]", found=repr(size), accepted=accepted)

@@ -60,7 +60,7 @@ class DType(Enum):
         if array.dtype in _NATIVE_DTYPES:
             return _NATIVE_DTYPES[array.dtype]
         accepted = ", ".join(dtype.name for dtype in _NATIVE_DTYPES)
-        raise InvalidInputError("array dtype", found=array.dtype.name, accepted=accepted)
+        raise InvalidInputError("array dtype", found=str(array.dtype), accepted=accepted)
 
     def __str__(self) -> str:
         return self.label
@@ -183,6 +183,13 @@ def _checked_dim(dim: object) -> Dim:
     )
 
 
+def _checked_int(subject: str, value: object) -> int:
+    # A NumPy integer would wrap around in the bounds check instead of growing.
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidInputError(subject, found=repr(value), accepted="integers")
+    return int(value)
+
+
 def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the element strides of a row-major tensor without gaps."""
     strides: list[int] = []
@@ -221,12 +228,24 @@ class ForeignStorage:
         nbytes: bytes that may be touched.
         device: where the memory is.
         owner: kept referenced for as long as this storage is.
+        is_read_only: nobody may write to it.
     """
 
     pointer: int
     nbytes: int
     device: DeviceId
     owner: object = field(default=None, repr=False)
+    is_read_only: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("pointer", "nbytes"):
+            value = _checked_int(name, getattr(self, name))
+            object.__setattr__(self, name, value)
+            if not 0 <= value <= 2 * MAX_SIZE + 1:
+                raise InvalidInputError(name, found=str(value), accepted="an address or a size")
+        if self.pointer == 0 and self.nbytes:
+            found = f"address 0 for {self.nbytes:,} bytes"
+            raise InvalidInputError("pointer", found=found, accepted="where the memory is")
 
 
 @dataclass(frozen=True)
@@ -257,7 +276,9 @@ class TensorView:
     def __post_init__(self) -> None:
         sizes = TensorSpec(self.dtype, self.shape).sizes
         object.__setattr__(self, "shape", sizes)
-        object.__setattr__(self, "strides", self.strides or dense_strides(sizes))
+        strides = tuple(_checked_int("strides", step) for step in self.strides)
+        object.__setattr__(self, "strides", strides or dense_strides(sizes))
+        object.__setattr__(self, "byte_offset", _checked_int("byte_offset", self.byte_offset))
         if len(self.strides) != len(sizes):
             raise InvalidInputError(
                 "strides", found=f"{len(self.strides)} strides", accepted=f"{len(sizes)}, as shape"
@@ -279,6 +300,9 @@ class TensorView:
                 found=f"{self.spec} with strides {self.strides} over bytes {lowest}..{highest}",
                 accepted=f"bytes 0..{self.storage.nbytes} of its storage",
             )
+        if self.pointer % self.dtype.itemsize:
+            found, size = f"address {self.pointer:#x}", self.dtype.itemsize
+            raise InvalidInputError("view", found=found, accepted=f"a multiple of {size}")
 
     @classmethod
     def of_array(cls, array: NDArray[Any], dtype: DType | None = None) -> "TensorView":
@@ -297,7 +321,9 @@ class TensorView:
             raise InvalidInputError("array strides", found=str(array.strides), accepted=accepted)
         low, high = np.lib.array_utils.byte_bounds(array)
         address = array.__array_interface__["data"][0]
-        storage = ForeignStorage(low, high - low, CPU_DEVICE, array)
+        storage = ForeignStorage(
+            low, high - low, CPU_DEVICE, array, is_read_only=not array.flags.writeable
+        )
         strides = tuple(step // array.itemsize for step in array.strides)
         offset = address - low if array.size else 0
         return cls(storage, dtype, array.shape, strides, offset)
@@ -316,6 +342,11 @@ class TensorView:
     def device(self) -> DeviceId:
         """Return where the storage is."""
         return self.storage.device
+
+    @property
+    def is_read_only(self) -> bool:
+        """Say whether the memory's owner forbids writing to it."""
+        return isinstance(self.storage, ForeignStorage) and self.storage.is_read_only
 
     @property
     def pointer(self) -> int:
@@ -355,7 +386,7 @@ class _ArrayInterface:
         itemsize = view.dtype.itemsize
         self.__array_interface__ = {
             "version": 3,
-            "data": (view.pointer, False),
+            "data": (view.pointer, view.is_read_only),
             "shape": view.shape,
             "strides": tuple(step * itemsize for step in view.strides),
             "typestr": view.dtype.storage.str,

@@ -46,7 +46,7 @@ from tests.helpers.toy_kernels import (
 )
 
 DOUBLE = toy_node("Double", "x", output="y")
-ON_DEVICE = TensorView(ForeignStorage(1, 12, DeviceId(DeviceType.CUDA)), DType.F32, (3,))
+ON_DEVICE = TensorView(ForeignStorage(256, 12, DeviceId(DeviceType.CUDA)), DType.F32, (3,))
 CHAIN = (DOUBLE, toy_node("Add", "y", None, "x", output="z"))
 
 

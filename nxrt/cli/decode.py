@@ -18,7 +18,12 @@ from nxrt.cli.trace import Trace
 from nxrt.errors import CaptureDeclinedError
 from nxrt.graph import Graph, Node
 from nxrt.kernels.dsa_index_select.reference import select_indices
-from nxrt.kernels.dsa_index_select.spec import INPUT_NAMES, Attributes, parse_attributes
+from nxrt.kernels.dsa_index_select.spec import (
+    INPUT_NAMES,
+    Attributes,
+    input_specs,
+    parse_attributes,
+)
 from nxrt.kernels.numerics import widen
 from nxrt.memory.governor import MemoryGovernor, TierUsage
 from nxrt.memory.tier import Role, Tier, device_tier
@@ -27,7 +32,7 @@ from nxrt.providers.cuda import CudaProvider
 from nxrt.providers.select import select_provider
 from nxrt.runtime.compile_cache import CacheStats
 from nxrt.session import Placement, Session
-from nxrt.tensor import DType, TensorSpec
+from nxrt.tensor import DType
 
 OUTPUT = "selected_indices"
 MASKED = np.float32(-np.inf)
@@ -110,12 +115,7 @@ def decode_graph(job: Job, trace: Trace) -> Graph:
     domain, op = job.job.op.split("::")
     _, num_heads, depth = trace.query.shape
     node = Node(op, INPUT_NAMES, (OUTPUT,), domain=domain, attributes=job.attributes)
-    inputs = {
-        "query": TensorSpec(DType.BF16, (1, 1, num_heads, depth)),
-        "key": TensorSpec(DType.BF16, (1, "T", depth)),
-        "weights": TensorSpec(DType.BF16, (1, 1, num_heads)),
-        "attention_bias": TensorSpec(DType.F32, (1, 1, 1, "T")),
-    }
+    inputs = input_specs(DType.BF16, B=1, S=1, T="T", H=num_heads, D=depth)
     return Graph((node,), inputs, (OUTPUT,), {domain: 1})
 
 

@@ -93,9 +93,11 @@ def _selection(result: DecodeResult, trace: Trace, *, has_color: bool) -> Render
 
 
 def _density(is_chosen: NDArray[np.bool_]) -> Text:
-    """Show where in the text the selected positions lie, old to new."""
+    """Show where in the text the selected positions lie, old to new, darkest where densest."""
     parts = np.array_split(is_chosen, min(_MAP_WIDTH, is_chosen.size))
-    shades = [_SHADES[int(np.ceil(part.mean() * (len(_SHADES) - 1)))] for part in parts]
+    densities = np.array([part.mean() for part in parts])
+    levels = np.ceil(densities / max(densities.max(), 1e-9) * (len(_SHADES) - 1)).astype(int)
+    shades = [_SHADES[level] for level in levels]
     return Text.assemble(("oldest ", "dim"), ("".join(shades), "green"), (" newest", "dim"))
 
 

@@ -59,9 +59,12 @@ def load_trace(path: Path) -> Trace:
         JobError: the file cannot be read, or an array is missing or of another type or shape.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise JobError(f"trace {path}", found="a single array", accepted="a .npz file")
+        with archive:
             arrays = {name: _checked(path, archive, name) for name in _ARRAYS}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         if isinstance(error, JobError):
             raise
         reason = getattr(error, "strerror", None) or str(error)
@@ -75,7 +78,9 @@ def _checked(path: Path, archive: Any, name: str) -> NDArray[Any]:
     dtype, rank, accepted = _ARRAYS[name]
     if name not in archive:
         raise JobError(f"trace {path.name}: {name}", found="no such array", accepted=accepted)
-    array: NDArray[Any] = archive[name]
+    array = archive[name]
+    if not isinstance(array, np.ndarray):
+        raise JobError(f"trace {path.name}: {name}", found="no array", accepted=accepted)
     if array.ndim != rank or (dtype is not None and array.dtype != dtype):
         found = f"{array.dtype} {list(array.shape)}"
         raise JobError(f"trace {path.name}: {name}", found=found, accepted=accepted)

@@ -47,8 +47,8 @@ def narrow(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
         values: any shape.
         dtype: f32, f16, bf16 or an 8-bit float.
     """
-    with np.errstate(over="ignore"):
-        return np.ascontiguousarray(values.astype(_value_type(dtype))).view(dtype.storage)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(_value_type(dtype), order="C").view(dtype.storage)
 
 
 def canonicalize_nan(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -28,6 +28,10 @@ class KernelPlugin:
     kernels: tuple[tuple[OpKey, KernelFactory[Any]], ...]
     origin: str = ""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.kernels, list):
+            object.__setattr__(self, "kernels", tuple(self.kernels))
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -68,9 +72,10 @@ class KernelRegistry:
             RegistrationError: with every problem; nothing has changed.
         """
         with self._lock:
-            if self._plugins.get(getattr(plugin, "name", "")) == plugin:
+            problems = _problems(plugin)
+            if not problems and self._plugins.get(plugin.name) == plugin:
                 return
-            problems = _problems(plugin) or self._conflicts(plugin, replace)
+            problems = problems or self._conflicts(plugin, replace)
             if problems:
                 raise RegistrationError(str(getattr(plugin, "name", plugin)), problems)
             self._plugins[plugin.name] = plugin
@@ -117,6 +122,16 @@ class KernelRegistry:
             match = factory.claim(node, inputs)
         except Exception as error:
             raise PluginError(plugin, f"claim of {node.name!r}", repr(error)) from error
+        if not isinstance(match, KernelMatch):
+            raise PluginError(
+                plugin, f"claim of {node.name!r}", f"it returned {match!r}, not a KernelMatch"
+            )
+        if match.is_supported and len(match.outputs) != len(node.outputs):
+            raise PluginError(
+                plugin,
+                f"claim of {node.name!r}",
+                f"it described {len(match.outputs)} outputs of {len(node.outputs)}",
+            )
         return Claim(match, plugin, key, factory)
 
     def _conflicts(self, plugin: KernelPlugin, replace: bool) -> list[str]:
@@ -127,7 +142,8 @@ class KernelRegistry:
         if replace:
             return []
         return [
-            f"{key} is served by {other.name!r} ({other.origin or 'origin unknown'});"
+            f"{key} of {plugin.origin or 'unknown origin'} is served by {other.name!r}"
+            f" of {other.origin or 'unknown origin'};"
             " pass replace=True to take it over"
             for other in self._plugins.values()
             for key, _ in other.kernels
@@ -143,7 +159,9 @@ def _problems(plugin: object) -> list[str]:
     if not isinstance(plugin.name, str) or not plugin.name:
         problems.append(f"its name is {plugin.name!r}; accepted: a non-empty string")
     if not plugin.kernels:
-        problems.append("it lists no kernels")
+        return [*problems, "it lists no kernels"]
+    if not isinstance(plugin.kernels, tuple):
+        return [*problems, f"its kernels are {plugin.kernels!r}; accepted: a tuple"]
     seen: set[OpKey] = set()
     for entry in plugin.kernels:
         problems += _entry_problems(entry, seen)

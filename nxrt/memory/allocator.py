@@ -12,10 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nxrt.errors import AllocationFailedError, ClosedError, DriverError
+from nxrt.memory.deferral import release
 from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.lease import MemoryLease
 from nxrt.memory.tier import HOST, Role, Tier
 from nxrt.tensor import CPU_DEVICE, DeviceId
+
+OUT_OF_MEMORY = 2
+"""The driver's code for it."""
 
 
 class Allocator(Protocol):
@@ -72,7 +76,7 @@ class Buffer:
         return self._allocator.device
 
     def close(self) -> None:
-        """Free the memory, then give the lease back.
+        """Free the memory, then give the lease back; after the recording, if this thread records.
 
         Should freeing fail, the lease stays charged: bytes that may still be taken are not offered
         to anybody else.
@@ -81,6 +85,9 @@ class Buffer:
             if self._is_closed:
                 return
             self._is_closed = True
+        release(self._give_back)
+
+    def _give_back(self) -> None:
         if self.nbytes:
             self._allocator.deallocate(self._pointer, self.nbytes)
         self._lease.close()
@@ -110,6 +117,7 @@ class LeasedAllocator:
         Raises:
             LeaseRefusedError: the budget says no.
             AllocationFailedError: the budget says yes and the allocator no; the lease is back.
+            DriverError: the driver failed for another reason; the lease is back.
             InvalidInputError: `nbytes` is not a size.
         """
         with ExitStack() as undo:
@@ -127,6 +135,8 @@ class LeasedAllocator:
         try:
             return self._upstream.allocate(lease.nbytes)
         except (MemoryError, DriverError) as error:
+            if isinstance(error, DriverError) and error.code != OUT_OF_MEMORY:
+                raise  # a lost context, say: not a matter of memory
             raise AllocationFailedError(
                 str(lease.tier), requested=lease.nbytes, holder=lease.holder, reason=str(error)
             ) from error
@@ -144,7 +154,10 @@ class HostAllocator:
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of new, uninitialised bytes. Raises MemoryError."""
-        block = np.empty(nbytes + self._ALIGNMENT - 1, np.uint8)
+        try:
+            block = np.empty(nbytes + self._ALIGNMENT - 1, np.uint8)
+        except ValueError as error:  # NumPy's answer to a size that no address space has
+            raise MemoryError(str(error)) from error
         base: int = block.__array_interface__["data"][0]
         pointer = -(-base // self._ALIGNMENT) * self._ALIGNMENT
         self._blocks[pointer] = block

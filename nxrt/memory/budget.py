@@ -8,10 +8,20 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    model_validator,
+)
 from pydantic import ValidationError as PydanticError
 
 from nxrt.errors import BudgetError, InvalidInputError
@@ -34,8 +44,14 @@ class TierBudget(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    nbytes: int | None = Field(default=None, ge=0, le=MAX_SIZE)
+    nbytes: int | None = Field(default=None, ge=0, le=MAX_SIZE, strict=True)
     fraction: float | None = Field(default=None, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if self.nbytes is not None and self.fraction is not None:
+            raise ValueError("accepted: nbytes or fraction, not both")
+        return self
 
     def limit(self, tier: Tier, capacity: int | None) -> int | None:
         """Return the limit in bytes; None is no limit.
@@ -56,14 +72,14 @@ class TierBudget(BaseModel):
                 accepted="a share of a measured capacity, or a size in bytes",
                 remedy=f'write {tier.kind.value} = "8 GiB" or pass the capacity to the governor',
             )
-        return int(capacity * self.fraction)
+        return int(capacity * Fraction(str(self.fraction)))
 
 
 def _parse_tier(value: object) -> object:
     if isinstance(value, TierBudget | dict):
         return value
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
-        return {"fraction": float(match[1]) / 100}
+        return {"fraction": float(Decimal(match[1]) / 100)}
     if isinstance(value, str) and _SIZE.fullmatch(value):
         return {"nbytes": int(_BYTE_SIZE.validate_python(value))}
     if isinstance(value, int) and not isinstance(value, bool):
@@ -84,7 +100,7 @@ class MemoryBudget(BaseModel):
     host: TierLimit = TierBudget()
 
     @classmethod
-    def of(cls, **limits: object) -> "MemoryBudget":
+    def of(cls, /, **limits: object) -> "MemoryBudget":
         """Return a budget from sizes: `MemoryBudget.of(device="24 GiB", host="50%")`.
 
         Raises:
@@ -167,7 +183,8 @@ def validated(
         message = first["msg"].removeprefix("Value error, accepted: ")
         accepted = message
         if first["type"] == "extra_forbidden":
-            accepted = f"no such key; known: {', '.join(model.model_fields)}"
+            known = TierBudget if len(first["loc"]) > 1 else model
+            accepted = f"no such key; known: {', '.join(known.model_fields)}"
         found = "nothing" if first["type"] == "missing" else repr(first["input"])
         raise error(key, found=found, accepted=accepted) from problem
 

@@ -128,13 +128,16 @@ class MemoryGovernor:
     def usage(self, tier: Tier) -> TierUsage:
         """Return one tier as of one moment. Raises BudgetError as `reserve` does."""
         with self._lock:
-            return self._book(tier).usage(tier)
+            book = self._books.get(tier) or self._new_book(tier)
+            return book.usage(tier)
 
     def _book(self, tier: Tier) -> _TierBook:
         if tier not in self._books:
-            limit = self._budget.limit(tier, self._capacities.get(tier))
-            self._books[tier] = _TierBook(limit)
+            self._books[tier] = self._new_book(tier)
         return self._books[tier]
+
+    def _new_book(self, tier: Tier) -> _TierBook:
+        return _TierBook(self._budget.limit(tier, self._capacities.get(tier)))
 
     def _release(self, lease: MemoryLease) -> None:
         # The amounts come from our record, not from the lease: its fields are the holder's to see,
@@ -162,7 +165,10 @@ def checked_nbytes(nbytes: int) -> int:
 
 
 def _refusal(usage: TierUsage, requested: int, holder: str) -> LeaseRefusedError:
-    largest = [(h.holder, h.used) for h in usage.holders if h.used][:_LARGEST_HOLDERS]
+    by_holder: dict[str, int] = {}
+    for h in usage.holders:
+        by_holder[h.holder] = by_holder.get(h.holder, 0) + h.used
+    largest = sorted(by_holder.items(), key=lambda item: (-item[1], item[0]))[:_LARGEST_HOLDERS]
     return LeaseRefusedError(
         str(usage.tier),
         requested=requested,

@@ -11,6 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from nxrt.errors import ClosedError
 from nxrt.graph import Node
 from nxrt.kernels.api import CaptureSupport, GraphResource, Kernel
 from nxrt.kernels.dsa_index_select.cuda import DsaIndexSelectFactory
@@ -61,6 +62,7 @@ class CudaProvider(ExecutionProvider):
         self.registry.register(KERNELS)
         self._device = Device(ordinal)
         self.device = self._device.id
+        self._is_closed = False
         self._cache = CompileCache(Compiler(), cache_dir or default_cache_dir(os.environ))
 
     @property
@@ -74,12 +76,21 @@ class CudaProvider(ExecutionProvider):
         return self._cache.stats
 
     def open(self, governor: MemoryGovernor) -> "CudaProviderSession":
-        """Return a session's stream, memory and staging. Raises LeaseRefusedError."""
+        """Return a session's stream, memory and staging.
+
+        Raises:
+            ClosedError: the provider is closed.
+            LeaseRefusedError, AllocationFailedError, DriverError: nothing is kept.
+        """
+        if self._is_closed:
+            raise ClosedError("CUDA provider")
         return CudaProviderSession(self._device, self._cache, governor)
 
     def close(self) -> None:
-        """Release the device's context; may be repeated."""
-        self._device.close()
+        """Give up the device; sessions that are open keep it. May be repeated."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._device.close()
 
 
 class CudaProviderSession(ProviderSession):
@@ -93,6 +104,8 @@ class CudaProviderSession(ProviderSession):
         self._allocator = LeasedAllocator(DeviceAllocator(device), governor)
         self._context = KernelContext(device, cache, self._allocator)
         with ExitStack() as undo:
+            device.retain()
+            undo.callback(device.close)
             self.stream = undo.enter_context(Stream(device))
             self._staging = StagingRing(device, LeasedAllocator(PinnedAllocator(device), governor))
             undo.callback(self._staging.close)
@@ -143,7 +156,8 @@ class CudaProviderSession(ProviderSession):
                 owned.append(resource.share())
                 undo.callback(owned[-1].close)
             undo.pop_all()
-        return capture(self.stream, record, owned=owned, kept=kept)
+        with self._staging.held_back():
+            return capture(self.stream, record, owned=owned, kept=kept)
 
     def close(self) -> None:
         """Wait for the stream, then give up staging and stream; may be repeated."""

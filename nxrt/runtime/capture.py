@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from typing import Protocol, Self
 
 from nxrt.errors import CaptureError, ClosedError, DriverError, NxrtError
+from nxrt.memory.deferral import releases_deferred
 from nxrt.runtime import driver
 from nxrt.runtime.driver import Handle
 from nxrt.runtime.stream import Stream
@@ -49,20 +50,30 @@ class CapturedGraph:
 
         Raises:
             ClosedError: the graph is closed.
+            CaptureError: the stream is being recorded.
             DriverError: the launch was refused.
 
         Stream: the graph is enqueued; nothing waits.
         """
         if self._is_closed:
             raise ClosedError("captured graph")
+        self._stream.refuse_capture("a graph of the stream was replayed")
         with self._stream.device.current():
             driver.call(driver.api.cuGraphLaunch, self._executable, self._stream.handle)
         self.num_replays += 1
 
     def close(self) -> None:
-        """Wait for the last replay, destroy the graph, give up what it owned; once."""
+        """Wait for the last replay, destroy the graph, give up what it owned; once.
+
+        Not while another thread replays it.
+
+        Raises:
+            CaptureError: the stream is being recorded; the graph stays open.
+            DriverError: a kernel failed; everything was given up all the same.
+        """
         if self._is_closed:
             return
+        self._stream.refuse_capture("a graph of the stream was closed")
         self._is_closed = True
         with self._owned:
             self._stream.synchronize()
@@ -95,16 +106,14 @@ def capture(
 
     Stream: nothing is executed; the graph is uploaded.
     """
-    with ExitStack() as undo:
+    with releases_deferred(), stream.device.current(), ExitStack() as undo:
         for resource in owned:
             undo.callback(resource.close)
-        with stream.device.current():
+        with ExitStack() as recorded:
             graph = _record(stream, record)
-            try:
-                num_nodes = driver.call(driver.api.cuGraphGetNodes, graph, 0)[1]
-                executable = _stage("instantiate", driver.api.cuGraphInstantiate, graph, 0)
-            finally:
-                driver.call(driver.api.cuGraphDestroy, graph)
+            recorded.callback(driver.call, driver.api.cuGraphDestroy, graph)
+            num_nodes = _stage("instantiate", driver.api.cuGraphGetNodes, graph, 0)[1]
+            executable = _stage("instantiate", driver.api.cuGraphInstantiate, graph, 0)
             undo.callback(_destroy_executable, stream, executable)
             _stage("upload", driver.api.cuGraphUpload, executable, stream.handle)
         return CapturedGraph(
@@ -116,26 +125,26 @@ def _record(stream: Stream, record: Callable[[], None]) -> Handle:
     if stream.is_capturing:
         raise CaptureError("begin", "the stream is already being recorded; end that capture first")
     mode = driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-    with stream.device.deferring_releases():
-        _stage("begin", driver.api.cuStreamBeginCapture, stream.handle, mode)
+    try:
         stream.is_capturing = True
-        try:
-            record()
-        except BaseException as error:
-            _abandon(stream)
-            if isinstance(error, CaptureError) or not isinstance(error, Exception):
-                raise
-            raise CaptureError("record", str(error)) from error
-        stream.is_capturing = False
+        _stage("begin", driver.api.cuStreamBeginCapture, stream.handle, mode)
+        record()
         graph = _stage("end", driver.api.cuStreamEndCapture, stream.handle)
+    except BaseException as error:
+        _abandon(stream)
+        if isinstance(error, CaptureError) or not isinstance(error, Exception):
+            raise
+        raise CaptureError("record", str(error)) from error
+    finally:
+        stream.is_capturing = False
     if graph is None or int(graph) == 0:
         raise CaptureError("end", "the driver returned no graph; a call inside invalidated it")
     return graph
 
 
 def _abandon(stream: Stream) -> None:
-    # Only ending the capture makes the stream usable again; the error it reports is an echo.
-    stream.is_capturing = False
+    # Only ending the capture makes the stream usable again. The error it reports is an echo of the
+    # first cause, or says that nothing was being recorded.
     with suppress(DriverError):
         graph = driver.call(driver.api.cuStreamEndCapture, stream.handle)
         if graph is not None and int(graph) != 0:

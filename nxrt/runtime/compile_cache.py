@@ -21,8 +21,8 @@ from nxrt.runtime.source import KernelSource
 
 _log = logging.getLogger(__name__)
 
-_KEY_VERSION = b"nxrt-compile-cache-1"
-_MAGIC = b"NXRTCUB1"
+_KEY_VERSION = b"nxrt-compile-cache-2"
+_MAGIC = b"NXRTCUB2"
 _DIGEST_NBYTES = 32
 _LOCK_TIMEOUT_S = 120.0
 
@@ -144,7 +144,13 @@ class CompileCache:
         try:
             yield True
         finally:
+            self._unlock(lock)
+
+    def _unlock(self, lock: FileLock) -> None:
+        try:
             lock.release()
+        except OSError as error:
+            self._warn("cannot unlock", error)
 
     def _lock_file(self, key: str) -> FileLock | None:
         if self._directory is None:
@@ -170,7 +176,7 @@ class CompileCache:
         except OSError as error:
             self._reject(path, str(error))
             return None
-        cubin = _unpacked(entry)
+        cubin = _unpacked(key, entry)
         if cubin is None:
             self._reject(path, "its digest does not match its content")
             return None
@@ -185,7 +191,7 @@ class CompileCache:
         try:
             handle, temporary = tempfile.mkstemp(dir=self._directory, suffix=".tmp")
             with os.fdopen(handle, "wb") as file:
-                file.write(_packed(cubin))
+                file.write(_packed(key, cubin))
             Path(temporary).replace(path)
         except OSError as error:
             self._warn("cannot write to", error)
@@ -211,11 +217,12 @@ class CompileCache:
             self._counts[name] += 1
 
 
-def _packed(cubin: bytes) -> bytes:
-    return _MAGIC + hashlib.sha256(cubin).digest() + cubin
+def _packed(key: str, cubin: bytes) -> bytes:
+    # The digest covers the key, so that an entry under another's name is no entry.
+    return _MAGIC + hashlib.sha256(key.encode() + cubin).digest() + cubin
 
 
-def _unpacked(entry: bytes) -> bytes | None:
+def _unpacked(key: str, entry: bytes) -> bytes | None:
     start = len(_MAGIC) + _DIGEST_NBYTES
     cubin = entry[start:]
-    return cubin if cubin and entry == _packed(cubin) else None
+    return cubin if cubin and entry == _packed(key, cubin) else None

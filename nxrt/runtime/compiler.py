@@ -15,7 +15,7 @@ from cuda import pathfinder
 from nxrt.errors import CompileError
 from nxrt.runtime import driver
 from nxrt.runtime.driver import Handle
-from nxrt.runtime.source import KernelSource
+from nxrt.runtime.source import INCLUDE, KernelSource
 
 INSTALL_COMMAND = 'pip install "nvidia-cuda-nvrtc==13.0.*" "nvidia-cuda-runtime==13.0.*"'
 _MISSING_HEADER = re.compile(r'(?:could not|cannot) open source file "([^"]+)"')
@@ -70,12 +70,9 @@ class Compiler:
         return _nvrtc_version()
 
     def header_bytes(self, source: KernelSource) -> tuple[tuple[str, bytes], ...]:
-        """Return the bytes of the toolkit headers a source names, for its cache key."""
+        """Return every toolkit header that a source reaches, for its cache key."""
         root = self._headers(source)
-        if root is None:
-            return ()
-        found = [(name, root / name) for name in source.system_headers]
-        return tuple((name, path.read_bytes()) for name, path in found if path.is_file())
+        return () if root is None else _reached(root, source.system_headers)
 
     def compile(self, source: KernelSource, options: CompileOptions) -> CompiledKernel:
         """Compile to a cubin.
@@ -108,6 +105,25 @@ class Compiler:
         if not source.system_headers:
             return None
         return self._include_dir or cuda_include_dir()
+
+
+def _reached(root: Path, names: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
+    """Return name and bytes of the headers under `root` that `names` include, and so on.
+
+    Conditions are not evaluated: a header that might be included counts.
+    """
+    found: dict[str, bytes] = {}
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        path = root / name
+        if name in found or not path.is_file():
+            continue
+        found[name] = path.read_bytes()
+        for _, included in INCLUDE.findall(found[name].decode(errors="replace")):
+            beside = (Path(name).parent / included).as_posix()
+            pending += [included, beside]
+    return tuple(sorted(found.items()))
 
 
 def nvrtc_location() -> tuple[str, str]:

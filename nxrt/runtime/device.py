@@ -4,7 +4,7 @@ Streams, memory and modules are made from a Device by the other modules of this 
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -74,13 +74,13 @@ class Device:
         self._handle = driver.call(driver.api.cuDeviceGet, ordinal)
         self.capabilities = _read_capabilities(self._handle)
         self._context = driver.call(driver.api.cuDevicePrimaryCtxRetain, self._handle)
-        self._is_closed = False
-        self._capturing = threading.local()
+        self._num_users = 1
+        self._lock = threading.Lock()
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """Make this device's context current on this thread, and put back what was before."""
-        if self._is_closed:
+        if self._num_users == 0:
             raise ClosedError(f"device {self.id}")
         driver.call(driver.api.cuCtxPushCurrent, self._context)
         try:
@@ -88,34 +88,20 @@ class Device:
         finally:
             driver.call(driver.api.cuCtxPopCurrent)
 
+    def retain(self) -> None:
+        """Add a user, who closes the device as well. Raises ClosedError on a closed device."""
+        with self._lock:
+            if self._num_users == 0:
+                raise ClosedError(f"device {self.id}")
+            self._num_users += 1
+
     def close(self) -> None:
-        """Release the primary context; a second call does nothing."""
-        if not self._is_closed:
-            self._is_closed = True
+        """Give up one use; the last releases the primary context. More closes do nothing."""
+        with self._lock:
+            is_last = self._num_users == 1
+            self._num_users = max(0, self._num_users - 1)
+        if is_last:
             driver.call(driver.api.cuDevicePrimaryCtxRelease, self._handle)
-
-    @contextmanager
-    def deferring_releases(self) -> Iterator[None]:
-        """While this thread captures, queue what `release_when_idle` is given; run it at the end.
-
-        A free on the capturing thread is refused by the driver and invalidates the capture.
-        """
-        self._capturing.queue = []
-        try:
-            yield
-        finally:
-            queue = self._capturing.queue
-            self._capturing.queue = None
-            for action in queue:
-                action()
-
-    def release_when_idle(self, action: Callable[[], None]) -> None:
-        """Run a driver call that frees something: now, or when this thread's capture has ended."""
-        queue = getattr(self._capturing, "queue", None)
-        if queue is None:
-            action()
-        else:
-            queue.append(action)
 
 
 def _read_capabilities(handle: driver.Handle) -> Capabilities:

@@ -29,13 +29,9 @@ class DeviceAllocator:
             return int(driver.call(driver.api.cuMemAlloc, nbytes))
 
     def deallocate(self, pointer: int, nbytes: int) -> None:  # noqa: ARG002  (the protocol's)
-        """Free once every kernel enqueued so far is done; after the capture, if one is running."""
-
-        def free() -> None:
-            with self._device.current():
-                driver.call(driver.api.cuMemFree, pointer)
-
-        self._device.release_when_idle(free)
+        """Free; the driver waits for every kernel that was enqueued before."""
+        with self._device.current():
+            driver.call(driver.api.cuMemFree, pointer)
 
 
 class PinnedAllocator:
@@ -53,13 +49,9 @@ class PinnedAllocator:
             return int(driver.call(driver.api.cuMemAllocHost, nbytes))
 
     def deallocate(self, pointer: int, nbytes: int) -> None:  # noqa: ARG002  (the protocol's)
-        """Free; after the capture, if this thread is in one."""
-
-        def free() -> None:
-            with self._device.current():
-                driver.call(driver.api.cuMemFreeHost, pointer)
-
-        self._device.release_when_idle(free)
+        """Free; the driver waits as for device memory."""
+        with self._device.current():
+            driver.call(driver.api.cuMemFreeHost, pointer)
 
 
 def copy_to_device(pointer: int, source: NDArray[Any], *, stream: Stream) -> None:

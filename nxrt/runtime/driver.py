@@ -23,7 +23,7 @@ api: Any = cuda_driver
 nvrtc: Any = cuda_nvrtc
 """NVRTC's functions; the compiler checks their status itself, as the log explains it."""
 
-REMEDY = "install the NVIDIA driver (580 or newer), or use the CPU provider; `nxrt doctor` tells"
+REMEDY = "install the NVIDIA driver (580 or newer), or use the CPU provider"
 """What to do where there is no driver or no device."""
 
 _EXPLANATIONS = {
@@ -52,6 +52,7 @@ _EXPLANATIONS = {
     908: "the capture must be ended by the thread that began it",
     999: "the driver does not say why; its log (dmesg) may",
 }
+_UNKNOWN_CODE = re.compile(r"(\d+)(?: is not a valid \w+)?")
 _UNEXPLAINED = "see the CUDA driver API reference for this code"
 
 
@@ -65,9 +66,15 @@ def call(function: Callable[..., Any], *args: Any) -> Any:
     try:
         status, *outputs = function(*args)
     except (KeyError, ValueError) as error:
-        raise _unknown_code(function, error) from error
+        unknown = _unknown_code(function, error)
+        if unknown is None:
+            raise
+        raise unknown from error
     except RuntimeError as error:
-        raise _missing(function, error) from error
+        missing = _missing(function, error)
+        if missing is None:
+            raise
+        raise missing from error
     if int(status) != 0:
         raise _failed(function, int(status), status.name)
     if len(outputs) == 1:
@@ -80,15 +87,16 @@ def _failed(function: Callable[..., Any], code: int, name: str) -> DriverError:
     return DriverError(code=code, name=name, call=function.__name__, explanation=explanation)
 
 
-def _unknown_code(function: Callable[..., Any], error: Exception) -> DriverError:
-    # The bindings turn a status into an enum and raise when the enum has no such member.
-    digits = re.search(r"\d+", str(error))
-    if digits is None:
-        raise error
-    return _failed(function, int(digits[0]), "UNKNOWN")
+def _unknown_code(function: Callable[..., Any], error: Exception) -> Exception | None:
+    # The bindings turn a status into an enum and raise when the enum has no such member: KeyError
+    # of the number, or ValueError "N is not a valid CUresult". Anything else is the caller's.
+    code = _UNKNOWN_CODE.fullmatch(str(error))
+    if code is None:
+        return None
+    return _failed(function, int(code[1]), "UNKNOWN")
 
 
-def _missing(function: Callable[..., Any], error: RuntimeError) -> Exception:
+def _missing(function: Callable[..., Any], error: RuntimeError) -> Exception | None:
     text = str(error)
     if "is not found" in text:
         return DriverError(
@@ -99,7 +107,7 @@ def _missing(function: Callable[..., Any], error: RuntimeError) -> Exception:
         )
     if "libcuda" in text or '"cuda"' in text:
         return DriverUnavailableError(text.splitlines()[0], REMEDY)
-    return error
+    return None
 
 
 @dataclass(frozen=True)

@@ -141,12 +141,12 @@ def _cache_dir(environ: Mapping[str, str]) -> Finding:
     folder = default_cache_dir(environ)
     if folder is None:
         return Finding("compile cache", True, "in memory only: no folder is configured")
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
         with tempfile.TemporaryFile(dir=existing):
             pass
+        num_entries = len(list(folder.glob("*.cubin"))) if folder.is_dir() else 0
     except OSError as error:
         remedy = "set NXRT_CACHE_DIR to a folder you can write to"
         return Finding("compile cache", False, f"{folder}: {error.strerror}", remedy)
-    num_entries = len(list(folder.glob("*.cubin"))) if folder.is_dir() else 0
     return Finding("compile cache", True, f"{folder}, writable, {num_entries} entries")

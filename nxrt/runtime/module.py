@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nxrt.memory.deferral import release
 from nxrt.runtime import driver
 from nxrt.runtime.device import Device
 from nxrt.runtime.driver import Handle
@@ -85,12 +86,11 @@ class Module:
         if self._is_closed:
             return
         self._is_closed = True
+        release(self._unload)
 
-        def unload() -> None:
-            with self._device.current():
-                driver.call(driver.api.cuModuleUnload, self._module)
-
-        self._device.release_when_idle(unload)
+    def _unload(self) -> None:
+        with self._device.current():
+            driver.call(driver.api.cuModuleUnload, self._module)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Nothing is compiled here. Headers travel in memory, so that what is hashed is wh
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from nxrt.errors import InvalidInputError
 INCLUDE_ROOT = Path(__file__).parent.parent / "kernels" / "include"
 """Where the shared headers of nxrt are; included as "nxrt/NAME.cuh"."""
 
-_INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+"""Find the bracket and the name of every include in a text."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,14 @@ class KernelSource:
     name: str
     text: str
     headers: tuple[tuple[str, str], ...] = ()
-    system_headers: tuple[str, ...] = field(default=())
+    system_headers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, text in ((self.name, self.text), *self.headers):
+            if "\0" in text:  # the compiler would take what stands before it
+                raise InvalidInputError(
+                    f"kernel source {name}", found="a NUL character", accepted="text without one"
+                )
 
     @classmethod
     def load(cls, path: Path, *, include_root: Path = INCLUDE_ROOT) -> "KernelSource":
@@ -48,7 +56,7 @@ class KernelSource:
         system: set[str] = set()
         pending = [text]
         while pending:
-            for bracket, name in _INCLUDE.findall(pending.pop()):
+            for bracket, name in INCLUDE.findall(pending.pop()):
                 if bracket == "<":
                     system.add(name)
                 elif name not in headers:

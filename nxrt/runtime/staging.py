@@ -6,13 +6,14 @@ while a stream is recorded.
 
 import itertools
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nxrt.errors import CaptureError
+from nxrt.errors import ClosedError
 from nxrt.memory.allocator import LeasedAllocator
 from nxrt.memory.tier import Role
 from nxrt.runtime.device import Device
@@ -40,29 +41,41 @@ class StagingRing:
         num_slots: int = 4,
     ) -> None:
         self._device = device
-        self._lock = threading.Lock()
+        # Held while a recording runs too: a copy from another thread waits instead of joining it.
+        self._lock = threading.RLock()
         with ExitStack() as undo:
             total = slot_nbytes * num_slots
             buffer = allocator.allocate(total, role=Role.STAGING, holder="staging")
             undo.callback(buffer.close)
-            events = [Event(device) for _ in range(num_slots)]
+            events: list[Event] = []
+            for _ in range(num_slots):
+                events.append(Event(device))
+                undo.callback(events[-1].close)
             storage = ForeignStorage(buffer.pointer, buffer.nbytes, buffer.device, buffer)
             memory = TensorView(storage, DType.U8, (num_slots, slot_nbytes)).to_array()
             self._slots = itertools.cycle(zip(memory, events, strict=True))
             self._events = events
+            self._is_closed = False
             self._undo = undo.pop_all()
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Make copies of other threads wait for the end of the with-block."""
+        with self._lock:
+            yield
 
     def upload(self, pointer: int, source: NDArray[Any], *, stream: Stream) -> None:
         """Copy a C-contiguous array to device memory, in stream order.
 
         Raises:
             CaptureError: the stream is being recorded.
+            ClosedError: the session is closed.
 
         Stream: the copy is enqueued; the source may be changed as soon as this returns.
         """
-        _refuse_capture(stream)
         content = _flat_bytes(source)
         with self._lock, self._device.current():
+            self._require_open(stream)
             start = 0
             while start < content.size:
                 slot, event = next(self._slots)
@@ -78,12 +91,13 @@ class StagingRing:
 
         Raises:
             CaptureError: the stream is being recorded.
+            ClosedError: the session is closed.
 
         Stream: waits; the target holds the bytes when this returns.
         """
-        _refuse_capture(stream)
         content = _flat_bytes(target)
         with self._lock, self._device.current():
+            self._require_open(stream)
             start = 0
             while start < content.size:
                 slot, event = next(self._slots)
@@ -97,19 +111,19 @@ class StagingRing:
 
     def close(self) -> None:
         """Give the slots back once their copies are done; a second call does nothing."""
-        for event in self._events:
-            event.synchronize()
-            event.close()
-        self._events = []
-        self._undo.close()
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            with self._undo:
+                for event in self._events:
+                    event.synchronize()
+
+    def _require_open(self, stream: Stream) -> None:
+        if self._is_closed:
+            raise ClosedError("staging memory of a session")
+        stream.refuse_capture("host memory was read or written through the stream")
 
 
 def _flat_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
-
-
-def _refuse_capture(stream: Stream) -> None:
-    if stream.is_capturing:
-        raise CaptureError(
-            "record", "host memory was read or written; copy before or after the captured region"
-        )

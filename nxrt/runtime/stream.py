@@ -5,7 +5,7 @@ A stream here never synchronises with the legacy default stream.
 
 from typing import Self
 
-from nxrt.errors import ClosedError
+from nxrt.errors import CaptureError, ClosedError
 from nxrt.runtime import driver
 from nxrt.runtime.device import Device
 
@@ -35,17 +35,25 @@ class Stream:
         """Wait until everything enqueued so far is done; reports faults of earlier kernels.
 
         Raises:
-            DriverError: a kernel failed, or this thread is capturing the stream.
+            DriverError: a kernel failed.
+            CaptureError: the stream is being recorded. The driver is not asked, as its refusal
+                would invalidate the recording.
         """
+        self.refuse_capture("the stream was synchronized")
         with self.device.current():
             driver.call(driver.api.cuStreamSynchronize, self.handle)
+
+    def refuse_capture(self, action: str) -> None:
+        """Raise CaptureError where the stream is being recorded, which `action` would break."""
+        if self.is_capturing:
+            raise CaptureError("record", f"{action} while it is being recorded; do so outside")
 
     def close(self) -> None:
         """Destroy the stream once its work is done; a second call does nothing."""
         if not self._is_closed:
+            self._is_closed = True
             with self.device.current():
                 driver.call(driver.api.cuStreamDestroy, self._stream)
-            self._is_closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +91,6 @@ class Event:
     def close(self) -> None:
         """Destroy the event; a second call does nothing."""
         if not self._is_closed:
+            self._is_closed = True
             with self.device.current():
                 driver.call(driver.api.cuEventDestroy, self._event)
-            self._is_closed = True

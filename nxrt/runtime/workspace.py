@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
-from nxrt.errors import CaptureError
+from nxrt.errors import CaptureError, ClosedError
 from nxrt.memory.allocator import LeasedAllocator
 from nxrt.memory.tier import Role
 from nxrt.runtime.graph_memory import GraphAllocation
@@ -40,6 +40,7 @@ class Workspace:
         self._holder = holder
         self._block: GraphAllocation | None = None
         self._last_stream: WorkspaceStream | None = None
+        self._is_closed = False
         self.num_allocations = 0
 
     @property
@@ -57,14 +58,17 @@ class Workspace:
             CaptureError: the stream is capturing and the block would have to grow, or was last
                 used on another stream.
             LeaseRefusedError, AllocationFailedError: as the allocator.
+            ClosedError: the workspace is closed.
 
         Stream: a block that is replaced is given up only after its last stream is idle; graphs
             with a handle of their own keep it alive beyond that.
         """
+        if self._is_closed:
+            raise ClosedError(f"workspace of {self._holder}")
         self._require_order(stream)
         if self._block is not None and self._block.nbytes >= nbytes:
-            yield self._block
             self._last_stream = stream
+            yield self._block
             return
         if stream.is_capturing:
             raise CaptureError("record", self._growth_refusal(nbytes))
@@ -82,8 +86,10 @@ class Workspace:
         self._last_stream = stream
         self.num_allocations += 1
         if replaced is not None:
-            stream.synchronize()
-            replaced.close()
+            try:
+                stream.synchronize()
+            finally:
+                replaced.close()
 
     def _require_order(self, stream: WorkspaceStream) -> None:
         if self._last_stream in (None, stream):
@@ -105,6 +111,7 @@ class Workspace:
 
     def close(self) -> None:
         """Give up the block; graphs that hold it keep it alive. A second call does nothing."""
+        self._is_closed = True
         if self._block is not None:
             self._block.close()
             self._block = None

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from nxrt.graph import AttributeValue, Graph, Node
 from nxrt.kernels.dsa_index_select.reference import select_indices
-from nxrt.kernels.dsa_index_select.spec import INPUT_NAMES, parse_attributes
+from nxrt.kernels.dsa_index_select.spec import INPUT_NAMES, input_specs, parse_attributes
 from nxrt.kernels.numerics import narrow, widen
-from nxrt.tensor import DType, TensorSpec
+from nxrt.tensor import Dim, DType
 from tests.helpers.lcg import Lcg
 
 OUTPUT = "selected"
@@ -65,8 +65,12 @@ class IndexSelectCase:
 
     @cached_property
     def graph(self) -> Graph:
-        specs = {name: TensorSpec(self.dtype, a.shape) for name, a in self.inputs.items()}
-        specs["attention_bias"] = TensorSpec(DType.F32, self.bias.shape)
+        return self.graph_of(self.key.shape[1])
+
+    def graph_of(self, num_keys: Dim) -> Graph:
+        """Return the graph with another number of keys, which may be a name."""
+        B, S, H, D = self.query.shape
+        specs = input_specs(self.dtype, B=B, S=S, T=num_keys, H=H, D=D)
         return Graph((self.node,), specs, (OUTPUT,), {"pkg.nxrt": self.opset})
 
     @property

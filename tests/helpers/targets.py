@@ -119,7 +119,7 @@ class GuardedOutput:
 
 def poison_workspace(session: Session) -> None:
     """Fill the workspace of the session's CUDA kernels with a pattern that is no score."""
-    for kernel in session.kernels.values():
+    for kernel in session.kernels:
         if isinstance(kernel, DsaIndexSelect) and kernel.workspace.block is not None:
             block = kernel.workspace.block
             with kernel._device.current():

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from nxrt.graph import Graph, Node
@@ -46,7 +45,7 @@ def double(arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
 
 def add(arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
     """Return the sum of the inputs that are there."""
-    total: NDArray[Any] = np.add.reduce([array for array in arrays if array is not None])
+    total: NDArray[Any] = sum(array for array in arrays if array is not None)  # type: ignore[assignment]
     return total
 
 

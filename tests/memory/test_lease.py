@@ -1,6 +1,5 @@
 """Check leases: their bytes go back exactly once, whoever closes them and however often."""
 
-import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -164,9 +163,8 @@ def test_lease_made_where_a_dropped_one_was_gives_back_only_its_own(
 def test_closed_lease_is_dropped_without_a_warning(
     governor: MemoryGovernor, recwarn: pytest.WarningsRecorder
 ) -> None:
-    reserve(governor).close()
-    gc.collect()
-    assert not [warning for warning in recwarn if warning.category is ResourceWarning]
+    reserve(governor, holder="tidy").close()
+    assert not [warning for warning in recwarn if "'tidy'" in str(warning.message)]
 
 
 class LeaseMachine(RuleBasedStateMachine):

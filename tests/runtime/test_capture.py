@@ -1,7 +1,9 @@
 """Capture and replay on a real device: failures leave no trace, graphs keep what they touch."""
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from nxrt import (
     DriverError,
     MemoryGovernor,
     Role,
+    Session,
     device_tier,
 )
 from nxrt.memory.tier import Tier
@@ -188,6 +191,96 @@ def test_a_buffer_closed_while_recording_is_freed_afterwards(
         with capture(backend, record, memory) as graph:
             graph.replay()
             assert content(backend, memory) == [7]
+
+
+ELSEWHERE: dict[str, Callable[[CudaProviderSession, CapturedGraph], None]] = {
+    "synchronizes": lambda backend, _: backend.synchronize(),
+    "replays": lambda _, graph: graph.replay(),
+    "closes": lambda _, graph: graph.close(),
+}
+
+
+@pytest.mark.parametrize("action", ELSEWHERE)
+def test_another_threads_use_of_the_stream_is_refused_and_the_recording_stays_valid(
+    backend: CudaProviderSession, action: str
+) -> None:
+    refusals: list[CaptureError] = []
+    with allocate(backend) as memory, capture(backend, filling(backend, memory), memory) as graph:
+
+        def elsewhere() -> None:
+            try:
+                ELSEWHERE[action](backend, graph)
+            except CaptureError as refusal:
+                refusals.append(refusal)
+
+        def record() -> None:
+            filling(backend, memory, 9)()
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+
+        with capture(backend, record, memory) as other:
+            other.replay()
+            assert content(backend, memory) == [9]
+            assert other.num_nodes == 1
+        graph.replay()
+        assert content(backend, memory) == [7]
+    assert len(refusals) == 1
+
+
+def test_a_copy_of_another_thread_waits_for_the_end_of_the_recording(
+    backend: CudaProviderSession,
+) -> None:
+    with allocate(backend) as memory:
+        view = TensorView(memory, DType.U8, (64,))
+        copies = threading.Thread(
+            target=lambda: backend.upload(view, 0, np.full(64, 5, np.uint8))
+        )  # fmt: skip
+
+        def record() -> None:
+            copies.start()
+            filling(backend, memory)()
+
+        with capture(backend, record, memory) as graph:
+            copies.join()
+            assert content(backend, memory) == [5]
+            graph.replay()
+            assert content(backend, memory) == [7]
+            assert graph.num_nodes == 1
+
+
+def test_a_graph_keeps_memory_that_came_from_another_binding(cuda_provider: CudaProvider) -> None:
+    case = drawn_case("shared", num_queries=1, num_keys=40, top_k=3)
+    governor = MemoryGovernor()
+    with Session(case.graph, [cuda_provider], governor) as session:
+        owner = session.bind()
+        user = session.bind(views={"key": owner.view("key")})
+        for name, array in case.inputs.items():
+            user.write(name, array)
+        session.run(user)
+        graph = session.capture(user)
+        owner.close()
+        graph.replay()
+        assert user.read(OUTPUT).tobytes() == case.expected().tobytes()
+    assert governor.usage(DEVICE).used == 0
+
+
+def test_a_session_outlives_the_closing_of_its_provider(cache_dir: Path) -> None:
+    case = drawn_case("outlives", num_queries=1, num_keys=40, top_k=3)
+    governor = MemoryGovernor()
+    provider = CudaProvider(cache_dir=cache_dir)
+    session = Session(case.graph, [provider], governor)
+    binding = session.bind()
+    provider.close()
+    provider.close()
+    for name, array in case.inputs.items():
+        binding.write(name, array)
+    session.run(binding)
+    assert binding.read(OUTPUT).tobytes() == case.expected().tobytes()
+    session.close()
+    assert governor.usage(DEVICE).used == 0
+    with pytest.raises(ClosedError, match="CUDA provider"):
+        provider.open(governor)
 
 
 def test_a_session_closes_the_graphs_captured_from_it(cuda_provider: CudaProvider) -> None:

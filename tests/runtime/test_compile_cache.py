@@ -88,6 +88,18 @@ def test_every_truncation_is_a_miss(tmp_path: Path) -> None:
         assert compiler.num_compilations == 1
 
 
+def test_an_entry_under_another_key_is_a_miss(tmp_path: Path) -> None:
+    cache, _ = fresh(tmp_path)
+    other = replace(SOURCE, text="other")
+    cache.get(SOURCE, OPTIONS)
+    written = entry(tmp_path)
+    compiler = CountingCompiler()
+    written.rename(written.with_name(f"{cache_key(other, OPTIONS, compiler)}.cubin"))
+    cache, compiler = fresh(tmp_path)
+    assert b"other" in cache.get(other, OPTIONS)
+    assert compiler.num_compilations == 1
+
+
 def test_an_entry_that_is_a_folder_is_a_miss(tmp_path: Path) -> None:
     content = fresh(tmp_path)[0].get(SOURCE, OPTIONS)
     path = entry(tmp_path)
@@ -173,12 +185,23 @@ def test_the_order_of_defines_does_not_change_the_key() -> None:
     assert cache_key(SOURCE, turned, compiler) == cache_key(SOURCE, OPTIONS, compiler)
 
 
-def test_a_toolkit_headers_bytes_change_the_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize("header", ["a.h", "b.hpp", "sub/c.h", "sub/d.h"])
+def test_the_bytes_of_every_toolkit_header_reached_change_the_key(
+    tmp_path: Path, header: str
+) -> None:
     kernel = replace(SOURCE, system_headers=("a.h",))
-    (tmp_path / "a.h").write_text("1")
+    (tmp_path / "sub").mkdir()
+    texts = {
+        "a.h": '#include "b.hpp"\n#include <sub/c.h>\n',
+        "b.hpp": "",
+        "sub/c.h": '#include "d.h"\n#include <gone.h>\n',
+        "sub/d.h": '#include "c.h"\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
     compiler = Compiler(include_dir=tmp_path)
     before = cache_key(kernel, OPTIONS, compiler)
-    (tmp_path / "a.h").write_text("2")
+    (tmp_path / header).write_text(texts[header] + "// changed\n")
     assert cache_key(kernel, OPTIONS, compiler) != before
 
 

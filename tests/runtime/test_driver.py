@@ -51,10 +51,14 @@ def test_a_code_without_an_explanation_points_to_the_reference() -> None:
         driver.call(answering(Status.CUDA_ERROR_SOMETHING_NEW))
 
 
-@pytest.mark.parametrize("kind", [KeyError, ValueError], ids=["13.0", "13.4"])
-def test_a_code_the_bindings_do_not_know_is_still_a_driver_error(kind: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [KeyError(123456), ValueError("123456 is not a valid CUresult")],
+    ids=["13.0", "13.4"],
+)
+def test_a_code_the_bindings_do_not_know_is_still_a_driver_error(error: Exception) -> None:
     with pytest.raises(DriverError) as failure:
-        driver.call(raising(kind("123456 is not a valid CUresult")))
+        driver.call(raising(error))
     assert (failure.value.code, failure.value.name) == (123456, "UNKNOWN")
 
 
@@ -73,9 +77,16 @@ def test_a_missing_library_is_unavailability(text: str) -> None:
         driver.call(raising(RuntimeError(text)))
 
 
-def test_other_errors_pass_unchanged() -> None:
-    with pytest.raises(RuntimeError, match="something else"):
-        driver.call(raising(RuntimeError("something else")))
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("something else"), ValueError("argument must be of length 16"), KeyError("x9")],
+    ids=["runtime", "value", "key"],
+)
+def test_other_errors_pass_unchanged(error: Exception) -> None:
+    with pytest.raises(type(error)) as failure:
+        driver.call(raising(error))
+    assert failure.value is error
+    assert error.__cause__ is None
 
 
 def test_importing_nxrt_loads_no_driver_and_makes_no_file(tmp_path: Any) -> None:

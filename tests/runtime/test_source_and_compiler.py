@@ -25,6 +25,11 @@ def test_load_resolves_quoted_headers_recursively(tmp_path: Path) -> None:
     assert loaded.system_headers == ("cuda_fp16.h",)
 
 
+def test_text_behind_a_nul_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="NUL character"):
+        source("int a;\0int b;")
+
+
 def test_load_names_a_missing_header(tmp_path: Path) -> None:
     kernel = tmp_path / "kernel.cu"
     kernel.write_text('#include "gone.cuh"\n')

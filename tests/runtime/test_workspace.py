@@ -5,7 +5,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from nxrt.errors import AllocationFailedError, CaptureError, DriverError, LeaseRefusedError
+from nxrt.errors import (
+    AllocationFailedError,
+    CaptureError,
+    ClosedError,
+    DriverError,
+    LeaseRefusedError,
+)
 from nxrt.memory.allocator import HostAllocator, LeasedAllocator
 from nxrt.memory.budget import MemoryBudget
 from nxrt.memory.governor import MemoryGovernor
@@ -249,11 +255,15 @@ def test_fault_of_the_stream_after_growth_loses_no_lease(
 ) -> None:
     """The replaced block may be in use by a kernel that failed; it must not be forgotten."""
     run(workspace, 100, stream)
+    replaced = workspace.block
+    assert replaced is not None
     stream.fault = DriverError(code=700, name="FAULT", call="sync", explanation="out of bounds")
     with pytest.raises(DriverError):
         run(workspace, 200, stream)
     workspace.close()
-    assert used(governor) == 0
+    nbytes_left = used(governor)
+    replaced.close()
+    assert nbytes_left == 0
 
 
 def test_closing_twice_gives_the_block_up_once(
@@ -276,3 +286,10 @@ def test_workspaces_do_not_share_blocks(governor: MemoryGovernor, stream: FakeSt
     assert blocks[0].identity != blocks[1].identity
     for workspace in workspaces:
         workspace.close()
+
+
+def test_closed_workspace_lends_nothing(workspace: Workspace, stream: FakeStream) -> None:
+    run(workspace, 100, stream)
+    workspace.close()
+    with pytest.raises(ClosedError, match="workspace of select"):
+        run(workspace, 100, stream)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nxrt.errors import InvalidInputError
+from nxrt.errors import InvalidInputError, InvalidNodeError
 from nxrt.graph import Node
 from nxrt.kernels.api import (
     CaptureSupport,
@@ -99,6 +99,7 @@ class DsaIndexSelect(Kernel[Stream]):
         self, attributes: Attributes, dtype: DType, context: KernelContext, *, grid_limit: int
     ) -> None:
         self._attributes = attributes
+        self._dtype = dtype
         self._device = context.device
         self._grid_limit = min(grid_limit, context.device.capabilities.max_grid_x)
         self._lock = threading.Lock()
@@ -137,6 +138,7 @@ class DsaIndexSelect(Kernel[Stream]):
             shape, views = check_execution(
                 self._attributes, inputs, outputs, must_be_contiguous=True
             )
+            self._check_compiled(views[0].dtype)
             self._check_device((*views, *outputs))
             if shape.num_rows == 0:
                 return
@@ -185,6 +187,11 @@ class DsaIndexSelect(Kernel[Stream]):
     def _grid(self, num_blocks: int) -> int:
         return min(num_blocks, self._grid_limit)
 
+    def _check_compiled(self, dtype: DType) -> None:
+        if dtype is not self._dtype:
+            found, accepted = str(dtype), f"{self._dtype}, which this kernel was created for"
+            raise InvalidNodeError("query dtype", found=found, accepted=accepted)
+
     def _check_device(self, views: Sequence[TensorView]) -> None:
         for view in views:
             if view.device != self._device.id:
@@ -199,9 +206,12 @@ class DsaIndexSelect(Kernel[Stream]):
 
     def capture_support(self, inputs: Sequence[TensorSpec | None]) -> CaptureSupport:
         """Say yes once an execution was launched and its workspace is large enough for these."""
-        if self._stats.executions == 0:
+        # A kernel's first launch may load code, which would break a recording.
+        shape, stats = self._shape(inputs), self._stats
+        if stats.select_launches == 0 or (shape.num_cells and stats.score_launches == 0):
             return CaptureSupport(
-                False, "it has not been launched yet; run once, with at least one row, first"
+                False,
+                "it has not been launched yet; run once, with at least one row and one key, first",
             )
         needed = self.workspace_requirement(inputs).nbytes
         held = self.workspace.block.nbytes if self.workspace.block else 0
@@ -226,9 +236,10 @@ class DsaIndexSelect(Kernel[Stream]):
         return () if self.workspace.block is None else (self.workspace.block,)
 
     def close(self) -> None:
-        """Give up the workspace and unload the code; graphs keep what they hold."""
-        self.workspace.close()
-        self._module.close()
+        """Give up the workspace and unload the code; graphs keep the memory they hold."""
+        with ExitStack() as closing:
+            closing.callback(self._module.close)
+            closing.callback(self.workspace.close)
 
 
 class DsaIndexSelectFactory(KernelFactory[KernelContext]):

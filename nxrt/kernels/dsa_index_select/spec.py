@@ -41,6 +41,16 @@ _QUERY_MATCHES = (
 )
 
 
+def input_specs(dtype: DType, *, B: Dim, S: Dim, T: Dim, H: Dim, D: Dim) -> dict[str, TensorSpec]:
+    """Return the specs of the four inputs, by name; every dimension may be a name."""
+    return {
+        "query": TensorSpec(dtype, (B, S, H, D)),
+        "key": TensorSpec(dtype, (B, T, D)),
+        "weights": TensorSpec(dtype, (B, S, H)),
+        "attention_bias": TensorSpec(DType.F32, (B, 1, S, T)),
+    }
+
+
 @dataclass(frozen=True)
 class Attributes:
     """Hold the checked attributes; both scales are already rounded to float32."""

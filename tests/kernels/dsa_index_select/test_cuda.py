@@ -9,47 +9,24 @@ import numpy as np
 import pytest
 
 from nxrt import (
-    AllocationFailedError,
     CaptureDeclinedError,
     CaptureError,
     CudaProvider,
-    DriverError,
-    InvalidNodeError,
+    Graph,
     KernelPlugin,
-    LeaseRefusedError,
-    MemoryBudget,
     MemoryGovernor,
-    Role,
     Session,
-    TensorView,
-    device_tier,
 )
-from nxrt.kernels.dsa_index_select import cuda
-from nxrt.kernels.dsa_index_select.cuda import BLOCK_T, DsaIndexSelect, DsaIndexSelectFactory
-from nxrt.kernels.dsa_index_select.spec import KEY
-from nxrt.runtime.device_memory import DeviceAllocator, fill_bytes
-from nxrt.runtime.module import launch
+from nxrt.kernels.dsa_index_select.cuda import BLOCK_T, DsaIndexSelectFactory
+from nxrt.kernels.dsa_index_select.spec import KEY, input_specs
+from nxrt.runtime.device_memory import fill_bytes
 from nxrt.tensor import DType
 from tests.helpers.cases import OUTPUT, IndexSelectCase, drawn_case, score_is_key
+from tests.helpers.sessions import dynamic_session, kernel_of, running, workspace_bytes, write
 from tests.helpers.targets import Target, poison_workspace
 from tests.kernels.dsa_index_select.test_table import REAL_GEOMETRY, glm
 
 pytestmark = pytest.mark.gpu
-
-
-def kernel_of(session: Session) -> DsaIndexSelect:
-    kernel = session.kernels["DsaIndexSelect"]
-    assert isinstance(kernel, DsaIndexSelect)
-    return kernel
-
-
-@contextmanager
-def running(
-    provider: CudaProvider, case: IndexSelectCase, governor: MemoryGovernor | None = None
-) -> Iterator[tuple[Session, Any, Any]]:
-    target = Target(provider, "eager")
-    with target.bound(case, governor or MemoryGovernor()) as bound:
-        yield bound
 
 
 @contextmanager
@@ -134,19 +111,17 @@ def test_zero_rows_do_not_count_as_warm(cuda_provider: CudaProvider) -> None:
             session.capture(binding)
 
 
-def dynamic_session(provider: CudaProvider, governor: MemoryGovernor) -> Session:
-    """Return a session over any number of keys."""
-    template = drawn_case("dynamic", num_queries=1, num_keys=2, top_k=4)
-    specs = dict(template.graph.inputs)
-    specs["key"] = type(specs["key"])(DType.F32, (1, "T", 8))
-    specs["attention_bias"] = type(specs["key"])(DType.F32, (1, 1, 1, "T"))
-    graph = type(template.graph)((template.node,), specs, (OUTPUT,))
-    return Session(graph, [provider], governor)
-
-
-def write(binding: Any, case: IndexSelectCase) -> None:
-    for name, array in case.inputs.items():
-        binding.write(name, array)
+def test_an_execution_without_keys_warms_only_its_like(cuda_provider: CudaProvider) -> None:
+    with (
+        dynamic_session(cuda_provider, MemoryGovernor()) as session,
+        session.bind({"T": 0}) as empty,
+        session.bind({"T": 12}) as narrow,
+    ):
+        session.run(empty)
+        assert kernel_of(session).stats.score_launches == 0
+        with pytest.raises(CaptureDeclinedError, match="one key"):
+            session.capture(narrow)
+        assert session.capture(empty).num_nodes == 1
 
 
 def test_a_larger_shape_is_declined_with_its_bytes_and_the_old_graph_replays(
@@ -208,11 +183,6 @@ def test_growth_after_capture_keeps_the_old_graph_valid(cuda_provider: CudaProvi
         assert workspace_bytes(governor) == 40_960
 
 
-def workspace_bytes(governor: MemoryGovernor) -> int:
-    holders = governor.usage(device_tier(0)).holders
-    return sum(holder.used for holder in holders if holder.role is Role.WORKSPACE)
-
-
 def test_threads_take_turns_on_one_session(cuda_provider: CudaProvider) -> None:
     case = drawn_case("threads", num_queries=3, num_keys=700, top_k=50, num_heads=4, depth=16)
     expected = case.expected().tobytes()
@@ -259,105 +229,6 @@ def run_threads(actions: list[Any]) -> None:
         thread.join()
 
 
-def test_a_refused_workspace_leaves_everything_as_it_was(cuda_provider: CudaProvider) -> None:
-    budget = MemoryBudget.of(device=560_000)
-    governor = MemoryGovernor(budget)
-    small = drawn_case("small", num_queries=1, num_keys=12, top_k=4)
-    with (
-        dynamic_session(cuda_provider, governor) as session,
-        session.bind({"T": 12}) as narrow,
-        session.bind({"T": 14_000}) as wide,
-    ):
-        write(narrow, small)
-        session.run(narrow)
-        before = governor.usage(device_tier(0)).used
-        with pytest.raises(LeaseRefusedError, match="DsaIndexSelect"):
-            session.run(wide)
-        assert governor.usage(device_tier(0)).used == before
-        session.run(narrow)
-        assert narrow.read(OUTPUT).tobytes() == small.expected().tobytes()
-    assert governor.usage(device_tier(0)).used == 0
-
-
-def test_a_failing_allocation_keeps_the_published_workspace(
-    cuda_provider: CudaProvider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    governor = MemoryGovernor()
-    with (
-        dynamic_session(cuda_provider, governor) as session,
-        session.bind({"T": 12}) as narrow,
-        session.bind({"T": 8192}) as wide,
-    ):
-        session.run(narrow)
-        block = kernel_of(session).workspace.block
-        with monkeypatch.context() as patch:
-            patch.setattr(DeviceAllocator, "allocate", fail_with(MemoryError("planted")))
-            with pytest.raises(AllocationFailedError, match="planted"):
-                session.run(wide)
-        assert kernel_of(session).workspace.block is block
-        assert workspace_bytes(governor) == 512
-        session.run(wide)
-
-
-@pytest.mark.parametrize("launch_index", [0, 1])
-def test_a_failing_launch_keeps_the_published_workspace(
-    cuda_provider: CudaProvider, monkeypatch: pytest.MonkeyPatch, launch_index: int
-) -> None:
-    governor = MemoryGovernor()
-    with (
-        dynamic_session(cuda_provider, governor) as session,
-        session.bind({"T": 12}) as narrow,
-        session.bind({"T": 8192}) as wide,
-    ):
-        session.run(narrow)
-        block, stats = kernel_of(session).workspace.block, kernel_of(session).stats
-        real = launch
-        calls = iter(range(9))
-
-        def failing_launch(*args: Any, **kwargs: Any) -> None:
-            if next(calls) == launch_index:
-                raise DriverError(code=719, name="PLANTED", call="cuLaunchKernel", explanation="")
-            real(*args, **kwargs)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(cuda, "launch", failing_launch)
-            with pytest.raises(DriverError, match="PLANTED"):
-                session.run(wide)
-        assert kernel_of(session).workspace.block is block
-        assert kernel_of(session).stats == stats
-        assert workspace_bytes(governor) == 512
-        session.run(wide)
-        session.synchronize()
-
-
-def fail_with(error: Exception) -> Any:
-    def fail(*_: Any) -> Any:
-        raise error
-
-    return fail
-
-
-def test_strided_device_tensors_are_refused(cuda_provider: CudaProvider) -> None:
-    case = glm("strided", 2, 9)
-    with running(cuda_provider, case) as (session, binding, guarded):
-        query = binding.view("query")
-        strides = (*query.strides[:-2], 1, query.shape[2])
-        turned = TensorView(query.storage, query.dtype, query.shape, strides)
-        inputs = [turned, *(binding.view(n) for n in ("key", "weights", "attention_bias"))]
-        with pytest.raises(InvalidNodeError, match="query layout"):
-            kernel_of(session).execute(
-                inputs, [guarded.view], stream=session._backend.stream
-            )  # fmt: skip
-
-
-def test_host_tensors_are_refused_on_the_device(cuda_provider: CudaProvider) -> None:
-    case = glm("host", 2, 9)
-    with running(cuda_provider, case) as (session, _, guarded):
-        inputs = [TensorView.of_array(array) for array in case.inputs.values()]
-        with pytest.raises(ValueError, match="accepted: cuda:0"):
-            kernel_of(session).execute(inputs, [guarded.view], stream=session._backend.stream)
-
-
 @pytest.mark.slow
 def test_cells_past_32_bits_are_addressed(cuda_provider: CudaProvider) -> None:
     """More cells than a 32-bit index reaches; rows round the crossing and the last are checked."""
@@ -365,17 +236,8 @@ def test_cells_past_32_bits_are_addressed(cuda_provider: CudaProvider) -> None:
     num_rows = 2**32 // num_keys + 8
     keys = np.random.default_rng(3).permutation(num_keys).astype(np.float32)
     small = score_is_key("template", keys, top_k, num_rows=1)
-    specs = {
-        "query": (1, num_rows, 1, 1),
-        "key": (1, num_keys, 1),
-        "weights": (1, num_rows, 1),
-        "attention_bias": (1, 1, num_rows, num_keys),
-    }
-    graph = type(small.graph)(
-        (small.node,),
-        {name: type(small.graph.inputs["key"])(DType.F32, shape) for name, shape in specs.items()},
-        (OUTPUT,),
-    )
+    specs = input_specs(DType.F32, B=1, S=num_rows, T=num_keys, H=1, D=1)
+    graph = Graph((small.node,), specs, (OUTPUT,))
     with Session(graph, [cuda_provider], MemoryGovernor()) as session, session.bind() as binding:
         sign = np.where(np.arange(num_rows) % 2, -1, 1).astype(np.float32)
         binding.write("query", sign)

@@ -10,6 +10,7 @@ import pytest
 from nxrt import (
     CpuProvider,
     InvalidNodeError,
+    KernelRegistry,
     MemoryGovernor,
     Node,
     Session,
@@ -26,8 +27,19 @@ from nxrt.kernels.dsa_index_select.reference import (
     DsaIndexSelectReferenceFactory,
 )
 from nxrt.kernels.dsa_index_select.spec import INPUT_NAMES, Attributes, Shape, check_execution
+from nxrt.providers.cuda import KERNELS
 from nxrt.tensor import DType
 
+
+class CudaTable:
+    """The CUDA provider's table, which needs no device."""
+
+    def __init__(self) -> None:
+        self.registry = KernelRegistry()
+        self.registry.register(KERNELS)
+
+
+CUDA_TABLE = CudaTable()
 FACTORIES = [DsaIndexSelectReferenceFactory(), DsaIndexSelectFactory()]
 BIG = 2**40
 
@@ -163,6 +175,14 @@ def test_the_same_operator_of_another_domain_is_nobodys() -> None:
         UnsupportedGraphError, match=r"com\.example::DsaIndexSelect is not registered"
     ):
         Session(graph, [CpuProvider()], MemoryGovernor())
+
+
+@pytest.mark.parametrize("provider", [CpuProvider(), CUDA_TABLE], ids=["cpu", "cuda"])
+def test_an_operator_nobody_has_is_declined_by_name(provider: Any) -> None:
+    other = Node("CompressedSparseAttention", ("x",), ("y",), "pkg.nxrt", {"ratio": 8})
+    claim = provider.registry.claim(other, [TensorSpec(DType.F32, (1,))], opset_version=1)
+    assert "pkg.nxrt::CompressedSparseAttention is not registered" in claim.match.reason
+    assert "pkg.nxrt::DsaIndexSelect" in claim.match.reason
 
 
 def index_graph(imports: dict[str, int], domain: str = "pkg.nxrt") -> Graph:
