@@ -35,6 +35,7 @@ def main() -> int:
     """Run everything; return 0 only where every test ran and passed and nothing was found."""
     console = Console(width=120)
     LOGS.mkdir(exist_ok=True)
+    RESULTS.mkdir(exist_ok=True)
     with CudaProvider() as provider:
         console.rule(f"{provider.capabilities.name}: tests")
         tests = run_tests(LOGS / "tests.xml")

@@ -3,6 +3,7 @@
 Exit codes of `run`: 0 every row is right; 1 a row differs from the oracle; 2 the job could not run.
 """
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -81,14 +82,16 @@ def doctor_command(
 
 
 def _progress_bar() -> Progress:
-    # On the error stream, so that --json can be piped.
+    # On the error stream, so that --json can be piped; and only where somebody watches.
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description:>6}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
 
 
@@ -104,6 +107,10 @@ def _parse_budgets(options: list[str]) -> dict[str, str]:
 
 def main() -> None:
     """Run the command; an error of nxrt's is one line on the error stream and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character gets a "?", not a traceback.
+            stream.reconfigure(errors="replace")
     try:
         app()
     except NxrtError as error:

@@ -1,6 +1,7 @@
 """`nxrt run`: the job end to end, and one clear error for everything that can be wrong."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -248,6 +249,14 @@ def test_a_job_that_fails_midway_gives_everything_back(
 def test_budget_errors_are_typed(tmp_path: Path) -> None:
     with pytest.raises(BudgetError):
         load_job(write_job(tmp_path), budgets={"host": "-1"})
+
+
+def test_a_terminal_without_unicode_is_served() -> None:
+    command = [sys.executable, "-m", "nxrt", "run", str(EXAMPLE), "--provider", "cpu"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = subprocess.run(command, check=True, capture_output=True, timeout=120, env=environment)
+    assert b"64 of 64" in done.stdout
+    assert done.stderr == b""
 
 
 def test_the_module_runs_as_a_program() -> None:

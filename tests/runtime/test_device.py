@@ -194,7 +194,7 @@ def test_staging_carries_any_size_through_small_slots(
 def test_staging_refuses_to_be_recorded(device: Device, stream: Stream) -> None:
     governor = MemoryGovernor()
     ring = StagingRing(device, LeasedAllocator(PinnedAllocator(device), governor))
-    with pytest.raises(CaptureError, match="copy before or after"):
+    with pytest.raises(CaptureError, match="host memory was read or written"):
         capture(
             stream, lambda: ring.upload(1, np.zeros(4, np.uint8), stream=stream), owned=[]
         )  # fmt: skip
