@@ -41,7 +41,8 @@ from nxrt.providers.cpu import CpuProvider
 from nxrt.providers.cuda import CudaProvider
 from nxrt.providers.select import select_provider
 from nxrt.session import Session
-from nxrt.tensor import DeviceId, DeviceType, DType, ForeignStorage, TensorSpec, TensorView
+from nxrt.storage import DeviceId, DeviceType, ForeignStorage
+from nxrt.tensor import DType, TensorSpec, TensorView
 
 __version__ = "0.1.0"
 

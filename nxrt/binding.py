@@ -4,7 +4,7 @@ A binding knows layouts and copies; what is computed with them is the session's 
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, Self
 
@@ -16,7 +16,8 @@ from nxrt.kernels.api import GraphResource
 from nxrt.memory.tier import Role
 from nxrt.providers.base import Allocation, ProviderSession
 from nxrt.runtime.graph_memory import GraphAllocation
-from nxrt.tensor import DeviceId, TensorSpec, TensorView
+from nxrt.storage import DeviceId
+from nxrt.tensor import TensorSpec, TensorView
 
 
 class Binding:
@@ -32,6 +33,7 @@ class Binding:
         written: the values that kernels write.
         views: memory of the caller's for some values; the rest is allocated.
         roles: what an allocated value is held for; activation when left out.
+        lock: held by the session while it uses the binding.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class Binding:
         written: frozenset[str],
         views: Mapping[str, TensorView],
         roles: Mapping[str, Role],
+        lock: AbstractContextManager[object],
     ) -> None:
+        self._lock = lock
         self.specs = dict(specs)
         self._provider = provider
         self._is_closed = False
@@ -111,9 +115,12 @@ class Binding:
         """
         view = self.view(name)
         _require_writable(name, view)
+        if not isinstance(array, np.ndarray):
+            found, accepted = type(array).__name__, "a NumPy array"
+            raise InvalidInputError(name, found=found, accepted=accepted)
         if array.dtype != view.dtype.storage:
             accepted = f"{view.dtype.storage.name}, which holds {view.dtype}"
-            raise InvalidInputError(f"{name} dtype", found=array.dtype.name, accepted=accepted)
+            raise InvalidInputError(f"{name} dtype", found=str(array.dtype), accepted=accepted)
         if not view.is_contiguous:
             raise InvalidInputError(
                 f"{name} layout", found=f"strides {view.strides}", accepted="a contiguous tensor"
@@ -147,9 +154,10 @@ class Binding:
         return [owned for owned in self._owned if isinstance(owned, GraphAllocation)]
 
     def close(self) -> None:
-        """Give up the memory this binding allocated; may be repeated."""
-        self._is_closed = True
-        self._undo.close()
+        """Give up the memory this binding allocated, after a run that uses it; may be repeated."""
+        with self._lock:
+            self._is_closed = True
+            self._undo.close()
 
     def __enter__(self) -> Self:
         return self
@@ -171,6 +179,9 @@ def _require_writable(name: str, view: TensorView) -> None:
 
 
 def _check_view(name: str, view: TensorView, spec: TensorSpec, device: DeviceId) -> None:
+    if not isinstance(view, TensorView):
+        found, accepted = type(view).__name__, "a TensorView; TensorView.of_array makes one"
+        raise InvalidInputError(f"view of {name}", found=found, accepted=accepted)
     if view.spec != spec:
         raise InvalidInputError(f"view of {name}", found=str(view.spec), accepted=str(spec))
     if view.device != device:

@@ -25,6 +25,9 @@ built-in where one exists, and its message says what was asked, what was found, 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+_SHOWN = 300
+"""Characters of what came that a message repeats; `found` holds it whole."""
+
 
 def _rebuild(cls: type["NxrtError"], args: tuple[Any, ...]) -> "NxrtError":
     return Exception.__new__(cls, *args)
@@ -59,7 +62,8 @@ class InvalidInputError(NxrtError, ValueError):
         self.found = found
         self.accepted = accepted
         self.remedy = remedy
-        super().__init__(_sentences(f"{subject}: got {found}", f"accepted: {accepted}", remedy))
+        shown = found if len(found) <= _SHOWN else f"{found[:_SHOWN]}... ({len(found)} characters)"
+        super().__init__(_sentences(f"{subject}: got {shown}", f"accepted: {accepted}", remedy))
 
 
 class SizeOverflowError(InvalidInputError, OverflowError):

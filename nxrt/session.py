@@ -74,7 +74,8 @@ class Session:
         self.num_captures = 0
         self._graphs: list[Replayable] = []
         self._bindings: list[Binding] = []
-        self._lock = threading.Lock()
+        # Re-entrant: a kernel may close what it made, or ask the session that runs it.
+        self._lock = threading.RLock()
         self._is_closed = False
         with ExitStack() as undo:
             self._backend = placed.provider.open(governor)
@@ -132,6 +133,7 @@ class Session:
             written=frozenset(name for node in self.graph.nodes for name in node.outputs),
             views=views or {},
             roles=roles or {},
+            lock=self._lock,
         )
         with self._lock:
             self._bindings = [known for known in self._bindings if not known.is_closed]

@@ -5,14 +5,22 @@ and whatever keeps that address alive.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nxrt.errors import InvalidInputError, SizeOverflowError
+from nxrt.storage import (
+    CPU_DEVICE,
+    DeviceId,
+    DeviceType,
+    ForeignStorage,
+    Storage,
+    checked_int,
+)
 
 MAX_SIZE = 2**63 - 1
 """The largest count or byte size nxrt accepts: what a signed 64-bit index can address."""
@@ -71,27 +79,6 @@ class DType(Enum):
 
 _BITS_ONLY = (DType.BF16, DType.F8E4M3FN, DType.F8E5M2)
 _NATIVE_DTYPES = {dtype.storage: dtype for dtype in DType if dtype not in _BITS_ONLY}
-
-
-class DeviceType(Enum):
-    """Say where memory is or work is done."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceId:
-    """Name one device: its type and its ordinal among those of that type."""
-
-    type: DeviceType
-    ordinal: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.type.value}:{self.ordinal}"
-
-
-CPU_DEVICE = DeviceId(DeviceType.CPU)
 
 
 def checked_product(subject: str, *factors: int) -> int:
@@ -183,13 +170,6 @@ def _checked_dim(dim: object) -> Dim:
     )
 
 
-def _checked_int(subject: str, value: object) -> int:
-    # A NumPy integer would wrap around in the bounds check instead of growing.
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise InvalidInputError(subject, found=repr(value), accepted="integers")
-    return int(value)
-
-
 def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the element strides of a row-major tensor without gaps."""
     strides: list[int] = []
@@ -198,54 +178,6 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
-
-
-class Storage(Protocol):
-    """Memory that a view looks into: an address range on a device, and whoever keeps it alive.
-
-    `pointer` raises ClosedError once the memory has been given back.
-    """
-
-    @property
-    def pointer(self) -> int:
-        """Return the address of the first byte; 0 is allowed only where `nbytes` is 0."""
-
-    @property
-    def nbytes(self) -> int:
-        """Return how many bytes may be touched."""
-
-    @property
-    def device(self) -> DeviceId:
-        """Return where the memory is."""
-
-
-@dataclass(frozen=True)
-class ForeignStorage:
-    """Memory that somebody else owns: a NumPy array, a framework's tensor.
-
-    Args:
-        pointer: address of the first byte.
-        nbytes: bytes that may be touched.
-        device: where the memory is.
-        owner: kept referenced for as long as this storage is.
-        is_read_only: nobody may write to it.
-    """
-
-    pointer: int
-    nbytes: int
-    device: DeviceId
-    owner: object = field(default=None, repr=False)
-    is_read_only: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("pointer", "nbytes"):
-            value = _checked_int(name, getattr(self, name))
-            object.__setattr__(self, name, value)
-            if not 0 <= value <= 2 * MAX_SIZE + 1:
-                raise InvalidInputError(name, found=str(value), accepted="an address or a size")
-        if self.pointer == 0 and self.nbytes:
-            found = f"address 0 for {self.nbytes:,} bytes"
-            raise InvalidInputError("pointer", found=found, accepted="where the memory is")
 
 
 @dataclass(frozen=True)
@@ -276,9 +208,9 @@ class TensorView:
     def __post_init__(self) -> None:
         sizes = TensorSpec(self.dtype, self.shape).sizes
         object.__setattr__(self, "shape", sizes)
-        strides = tuple(_checked_int("strides", step) for step in self.strides)
+        strides = tuple(checked_int("strides", step) for step in self.strides)
         object.__setattr__(self, "strides", strides or dense_strides(sizes))
-        object.__setattr__(self, "byte_offset", _checked_int("byte_offset", self.byte_offset))
+        object.__setattr__(self, "byte_offset", checked_int("byte_offset", self.byte_offset))
         if len(self.strides) != len(sizes):
             raise InvalidInputError(
                 "strides", found=f"{len(self.strides)} strides", accepted=f"{len(sizes)}, as shape"
@@ -315,7 +247,7 @@ class TensorView:
         dtype = dtype or DType.of_array(array)
         if dtype.storage != array.dtype:
             accepted = f"{dtype.storage.name}, which holds {dtype}"
-            raise InvalidInputError("array dtype", found=array.dtype.name, accepted=accepted)
+            raise InvalidInputError("array dtype", found=str(array.dtype), accepted=accepted)
         if any(step % array.itemsize for step in array.strides):
             accepted = f"multiples of {array.itemsize} bytes"
             raise InvalidInputError("array strides", found=str(array.strides), accepted=accepted)
@@ -363,7 +295,7 @@ class TensorView:
         return all(size == 1 or step == want for size, step, want in axes)
 
     def to_array(self) -> NDArray[Any]:
-        """Return a NumPy array over the same host memory, which keeps the storage referenced.
+        """Return a NumPy array over the same host memory, which stays valid for its sake.
 
         Raises:
             InvalidInputError: the storage is not in host memory.
@@ -379,10 +311,10 @@ class TensorView:
 
 
 class _ArrayInterface:
-    """Carry a view's address to NumPy; the array made from it keeps this, and so the storage."""
+    """Carry a view's address to NumPy; the array made from it keeps this, and so the memory."""
 
     def __init__(self, view: TensorView) -> None:
-        self._view = view
+        self._kept = (view, view.storage.anchor)
         itemsize = view.dtype.itemsize
         self.__array_interface__ = {
             "version": 3,

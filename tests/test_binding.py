@@ -15,7 +15,8 @@ from nxrt import (
     Session,
     TensorView,
 )
-from nxrt.tensor import CPU_DEVICE, DType
+from nxrt.storage import CPU_DEVICE
+from nxrt.tensor import DType
 from tests.helpers.cases import OUTPUT, drawn_case
 
 CASE = drawn_case("binding", num_queries=1, num_keys=5, top_k=2)

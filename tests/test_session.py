@@ -23,14 +23,8 @@ from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.tier import HOST, Role
 from nxrt.providers.cpu import CpuProvider, CpuProviderSession
 from nxrt.session import Placement, Session
-from nxrt.tensor import (
-    DeviceId,
-    DeviceType,
-    DType,
-    ForeignStorage,
-    TensorSpec,
-    TensorView,
-)
+from nxrt.storage import DeviceId, DeviceType, ForeignStorage
+from nxrt.tensor import DType, TensorSpec, TensorView
 from tests.helpers.toy_kernels import (
     DOMAIN,
     KERNEL_NBYTES,

@@ -14,18 +14,8 @@ from hypothesis.extra import numpy as npst
 from numpy.typing import NDArray
 
 from nxrt.errors import InvalidInputError, SizeOverflowError
-from nxrt.tensor import (
-    CPU_DEVICE,
-    MAX_SIZE,
-    DeviceId,
-    DeviceType,
-    DType,
-    ForeignStorage,
-    TensorSpec,
-    TensorView,
-    checked_product,
-    dense_strides,
-)
+from nxrt.storage import CPU_DEVICE, DeviceId, DeviceType, ForeignStorage
+from nxrt.tensor import MAX_SIZE, DType, TensorSpec, TensorView, checked_product, dense_strides
 
 GPU = DeviceId(DeviceType.CUDA, 1)
 ITEMSIZES = {

@@ -33,7 +33,7 @@ class Floor:
 
 
 FLOORS = (
-    Floor("0", "errors.py tensor.py graph.py", floors="0", packages="numpy"),
+    Floor("0", "errors.py storage.py tensor.py graph.py", floors="0", packages="numpy"),
     Floor("1", "memory/*.py", floors="0 1", packages="numpy pydantic"),
     Floor(
         "2",

@@ -1,11 +1,16 @@
 """The `nxrt` command: its options, its exit codes, and one line for every error.
 
-Exit codes of `run`: 0 every row is right; 1 a row differs from the oracle; 2 the job could not run.
+Exit codes of `run`: 0 every row is right; 1 a row differs from the oracle; 2 the job could not run;
+3 a defect of nxrt's, with its traceback; 141 the reader of the output left.
 """
 
 import io
 import json
+import os
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,15 +20,21 @@ try:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.text import Text
 except ModuleNotFoundError as error:
-    raise SystemExit(
-        f"nxrt: the command line needs {error.name}, of the extra [cli]: pip install typer rich"
-    ) from error
+    print(
+        f"nxrt: the command line needs {error.name}; install nxrt-driver with its extra [cli]",
+        file=sys.stderr,
+    )
+    raise SystemExit(2) from error
 
 from nxrt.cli import decode, doctor, report
 from nxrt.cli.job import load_job
 from nxrt.cli.trace import load_trace
 from nxrt.errors import JobError, NxrtError
+from nxrt.memory.budget import MemoryBudget
 from nxrt.runtime.environment import inspect_environment
+
+DEFECT = 3
+READER_LEFT = 141
 
 app = typer.Typer(
     add_completion=False,
@@ -60,10 +71,12 @@ def run(
             )  # fmt: skip
 
         result = decode.run_decode(loaded, trace, show)
-    if as_json:
-        typer.echo(json.dumps(report.as_data(result), indent=2))
-    else:
-        report.render(result, trace, Console())
+    with _reader_may_leave():
+        if as_json:
+            typer.echo(json.dumps(report.as_data(result), indent=2))
+        else:
+            report.render(result, trace, Console())
+        sys.stdout.flush()
     if not result.rows_equal.all():
         raise typer.Exit(1)
 
@@ -74,11 +87,23 @@ def doctor_command(
 ) -> None:
     """Say what was found; exit 0 with CUDA, 1 with the CPU only, 2 with neither."""
     findings = inspect_environment()
-    if as_json:
-        typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
-    else:
-        doctor.render(findings, Console())
+    with _reader_may_leave():
+        if as_json:
+            typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
+        else:
+            doctor.render(findings, Console())
+        sys.stdout.flush()
     raise typer.Exit(doctor.exit_code(findings))
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """End quietly, as a program that SIGPIPE ended, where nobody reads the output any more."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(READER_LEFT) from None
 
 
 def _progress_bar() -> Progress:
@@ -101,6 +126,9 @@ def _parse_budgets(options: list[str]) -> dict[str, str]:
         tier, separator, size = option.partition("=")
         if not separator:
             raise JobError("--budget", found=repr(option), accepted="TIER=SIZE: device=24GiB")
+        if tier not in MemoryBudget.model_fields:
+            accepted = f"a tier of {', '.join(MemoryBudget.model_fields)}"
+            raise JobError("--budget", found=repr(tier), accepted=accepted)
         budgets[tier] = size
     return budgets
 
@@ -118,3 +146,9 @@ def main() -> None:
         message = Text.assemble(("error: ", "bold red"), str(error))
         Console(stderr=True, soft_wrap=True).print(message)
         sys.exit(2)
+    except OSError as error:
+        print(f"error: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
+    except Exception:  # noqa: BLE001  (whatever it is: not to be mistaken for a differing row)
+        traceback.print_exc()
+        sys.exit(DEFECT)

@@ -17,10 +17,10 @@ READY, CPU_ONLY, UNUSABLE = 0, 1, 2
 
 def exit_code(findings: Sequence[Finding]) -> int:
     """Return 0 where CUDA can be used, 1 where only the CPU can, 2 where nothing can."""
-    missing = [finding for finding in findings if not finding.is_ok]
-    if any(finding.is_needed_on_cpu for finding in missing):
+    missing = {finding.needed_for for finding in findings if not finding.is_ok}
+    if "cpu" in missing:
         return UNUSABLE
-    return CPU_ONLY if missing else READY
+    return CPU_ONLY if "cuda" in missing else READY
 
 
 def render(findings: Sequence[Finding], console: Console) -> None:

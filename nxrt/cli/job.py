@@ -8,13 +8,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+)
 
 from nxrt.errors import JobError
 from nxrt.memory.budget import MemoryBudget, validated
 from nxrt.providers.select import PROVIDER_NAMES
 
-Attribute = int | float | str
+Attribute = StrictInt | StrictFloat | StrictStr
+
+
+_TABLES = ("job", "attributes", "budget")
 
 
 def _known_provider(value: object) -> object:
@@ -85,8 +96,11 @@ def load_job(
         attributes["top_k"] = top_k
     budget = MemoryBudget.load(toml=path, environ=environ, **dict(budgets or {}))
     values = {"job": section, "attributes": attributes, "budget": budget, "folder": path.parent}
-    unknown = {name: table for name, table in tables.items() if name not in values}
-    return validated(Job, unknown | values, JobError, path.name)
+    for name in tables:
+        if name not in _TABLES:
+            accepted = f"no such table; known: {', '.join(_TABLES)}"
+            raise JobError(f"{path.name}.{name}", found=repr(tables[name]), accepted=accepted)
+    return validated(Job, values, JobError, path.name)
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -95,7 +109,7 @@ def _read(path: Path) -> dict[str, object]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise JobError(str(path), found=reason, accepted="a readable job file") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise JobError(str(path), found=str(error), accepted="TOML") from error
 
 

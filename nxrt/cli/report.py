@@ -72,7 +72,11 @@ def _tier_data(usage: TierUsage) -> dict[str, Any]:
 
 def render(result: DecodeResult, trace: Trace, console: Console) -> None:
     """Print the selection of the last step, then the tables."""
-    console.print(_selection(result, trace, has_color=console.is_terminal))
+    console.print(
+        _selection(
+            result, trace, has_color=console.color_system is not None and not console.no_color
+        )
+    )
     console.print(_summary(result))
     console.print(_memory(result.memory))
 
@@ -105,7 +109,8 @@ def _marked(tokens: NDArray[np.str_], is_chosen: NDArray[np.bool_], has_color: b
     """Join word pieces to text; selected ones are highlighted, or quoted «so» without color."""
     text = Text()
     for token, chosen in zip(tokens, is_chosen, strict=True):
-        piece = str(token)
+        # A trace is somebody's file: what could steer a terminal is not passed on to it.
+        piece = "".join(letter if letter.isprintable() else "·" for letter in str(token))
         if piece.startswith("##"):
             piece = piece[2:]
         elif text:

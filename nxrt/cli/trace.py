@@ -81,7 +81,8 @@ def _checked(path: Path, archive: Any, name: str) -> NDArray[Any]:
     array = archive[name]
     if not isinstance(array, np.ndarray):
         raise JobError(f"trace {path.name}: {name}", found="no array", accepted=accepted)
-    if array.ndim != rank or (dtype is not None and array.dtype != dtype):
+    is_right = array.dtype.kind == "U" if dtype is None else array.dtype == dtype
+    if array.ndim != rank or not is_right:
         found = f"{array.dtype} {list(array.shape)}"
         raise JobError(f"trace {path.name}: {name}", found=found, accepted=accepted)
     return array

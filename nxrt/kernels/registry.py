@@ -132,13 +132,17 @@ class KernelRegistry:
                 f"claim of {node.name!r}",
                 f"it described {len(match.outputs)} outputs of {len(node.outputs)}",
             )
+        if not all(isinstance(spec, TensorSpec) for spec in match.outputs):
+            found = f"its outputs are {match.outputs!r}, not TensorSpecs"
+            raise PluginError(plugin, f"claim of {node.name!r}", found)
         return Claim(match, plugin, key, factory)
 
     def _conflicts(self, plugin: KernelPlugin, replace: bool) -> list[str]:
         same_name = self._plugins.get(plugin.name)
         if same_name is not None:
             origins = f"{same_name.origin or 'unknown'} and {plugin.origin or 'unknown'}"
-            return [f"another plug-in has this name (origins: {origins}); rename one"]
+            remedy = f"rename one, or unregister({plugin.name!r}) first"
+            return [f"another plug-in has this name (origins: {origins}); {remedy}"]
         if replace:
             return []
         return [

@@ -16,7 +16,7 @@ from nxrt.memory.deferral import release
 from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.lease import MemoryLease
 from nxrt.memory.tier import HOST, Role, Tier
-from nxrt.tensor import CPU_DEVICE, DeviceId
+from nxrt.storage import CPU_DEVICE, DeviceId
 
 OUT_OF_MEMORY = 2
 """The driver's code for it."""
@@ -43,6 +43,9 @@ class Allocator(Protocol):
     def deallocate(self, pointer: int, nbytes: int) -> None:
         """Give back what `allocate` returned, after every use that was enqueued before."""
 
+    def anchor(self, pointer: int) -> object:
+        """Return what keeps the memory valid beyond `deallocate`, None where nothing can."""
+
 
 class Buffer:
     """Own allocated bytes together with the lease that pays for them; implements Storage.
@@ -56,7 +59,13 @@ class Buffer:
         self._lease = lease
         self._allocator = allocator
         self._lock = threading.Lock()
+        self._anchor = allocator.anchor(pointer) if lease.nbytes else None
         self._is_closed = False
+
+    @property
+    def anchor(self) -> object:
+        """Return what keeps host memory valid for arrays over it, None for other memory."""
+        return self._anchor
 
     @property
     def pointer(self) -> int:
@@ -90,6 +99,7 @@ class Buffer:
     def _give_back(self) -> None:
         if self.nbytes:
             self._allocator.deallocate(self._pointer, self.nbytes)
+        self._anchor = None
         self._lease.close()
 
     def __enter__(self) -> Self:
@@ -164,5 +174,9 @@ class HostAllocator:
         return pointer
 
     def deallocate(self, pointer: int, nbytes: int) -> None:  # noqa: ARG002  (the protocol's)
-        """Let the bytes go."""
+        """Let the bytes go; they stay as long as an array over them does."""
         del self._blocks[pointer]
+
+    def anchor(self, pointer: int) -> object:
+        """Return the block."""
+        return self._blocks[pointer]

@@ -31,8 +31,10 @@ from nxrt.tensor import MAX_SIZE
 ENVIRONMENT_PREFIX = "NXRT_BUDGET_"
 ACCEPTED_SIZE = 'bytes as an integer, a size such as "24 GiB", or a share such as "85%"'
 
-_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
-_SIZE = re.compile(r"\s*\d+(?:\.\d+)?\s*[A-Za-z]*\s*")
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+_SIZE = re.compile(
+    r"\s*(?:[0-9]+|[0-9]+(?:\.[0-9]+)?\s*(?:B|kB|[MGTP]B|[KMGTP]iB))\s*", re.IGNORECASE
+)
 _BYTE_SIZE = TypeAdapter(ByteSize)
 
 
@@ -79,10 +81,12 @@ def _parse_tier(value: object) -> object:
     if isinstance(value, TierBudget | dict):
         return value
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
+        if not 0 < Decimal(match[1]) <= 100:
+            raise ValueError("accepted: a share above 0% and up to 100%")
         return {"fraction": float(Decimal(match[1]) / 100)}
     if isinstance(value, str) and _SIZE.fullmatch(value):
         return {"nbytes": int(_BYTE_SIZE.validate_python(value))}
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE:
         return {"nbytes": value}
     raise ValueError(f"accepted: {ACCEPTED_SIZE}")
 
@@ -144,6 +148,10 @@ class MemoryBudget(BaseModel):
 
 def _environment_limits(environ: Mapping[str, str]) -> dict[str, object]:
     """Return the limits that environment variables set, by budget key, not yet validated."""
+    known = [ENVIRONMENT_PREFIX + kind.name for kind in TierKind]
+    for name in environ:
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+            raise BudgetError(name, found="a variable nobody reads", accepted=", ".join(known))
     return {
         kind.value: environ[ENVIRONMENT_PREFIX + kind.name]
         for kind in TierKind
@@ -154,7 +162,7 @@ def _environment_limits(environ: Mapping[str, str]) -> dict[str, object]:
 def _toml_limits(path: Path) -> dict[str, object]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("budget", {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BudgetError(str(path), found=str(error), accepted="a TOML file") from error
     if not isinstance(table, dict):
         raise BudgetError(f"{path}: budget", found=repr(table), accepted="a [budget] table")
@@ -183,10 +191,19 @@ def validated(
         message = first["msg"].removeprefix("Value error, accepted: ")
         accepted = message
         if first["type"] == "extra_forbidden":
-            known = TierBudget if len(first["loc"]) > 1 else model
-            accepted = f"no such key; known: {', '.join(known.model_fields)}"
+            accepted = f"no such key; known: {', '.join(_fields_at(model, first['loc'][:-1]))}"
+        if first["type"] == "missing":
+            accepted = "a value: the key is required"
         found = "nothing" if first["type"] == "missing" else repr(first["input"])
         raise error(key, found=found, accepted=accepted) from problem
+
+
+def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of the table that `path` leads to from a model."""
+    table: Any = model
+    for key in path:
+        table = table.model_fields[key].annotation
+    return list(table.model_fields)
 
 
 def measured_host_capacity() -> int | None:

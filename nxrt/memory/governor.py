@@ -108,6 +108,7 @@ class MemoryGovernor:
             BudgetError: the tier's budget is a share of an unmeasured capacity.
         """
         nbytes = checked_nbytes(nbytes)
+        _check_labels(tier, role, holder)
         with self._lock:
             book = self._book(tier)
             if nbytes <= book.available:
@@ -147,6 +148,14 @@ class MemoryGovernor:
             if record is not None:
                 tier, role, holder, nbytes = record
                 self._books[tier].add(role, holder, -nbytes)
+
+
+def _check_labels(tier: Tier, role: Role, holder: str) -> None:
+    # A label of another type would sit in the books and break every later report.
+    labels = {"tier": (tier, Tier), "role": (role, Role), "holder": (holder, str)}
+    for name, (label, kind) in labels.items():
+        if not isinstance(label, kind):
+            raise InvalidInputError(name, found=repr(label), accepted=f"a {kind.__name__}")
 
 
 def checked_nbytes(nbytes: int) -> int:

@@ -15,7 +15,8 @@ from nxrt.kernels.api import CaptureSupport, GraphResource, Kernel
 from nxrt.kernels.registry import Claim, KernelRegistry
 from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.tier import Role
-from nxrt.tensor import DeviceId, Storage, TensorSpec, TensorView
+from nxrt.storage import DeviceId, Storage
+from nxrt.tensor import TensorSpec, TensorView
 
 
 class Allocation(Storage, Protocol):

@@ -19,7 +19,8 @@ from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.tier import Role
 from nxrt.providers.base import ExecutionProvider, ProviderSession, Replayable
 from nxrt.providers.create import created
-from nxrt.tensor import CPU_DEVICE, TensorSpec, TensorView
+from nxrt.storage import CPU_DEVICE
+from nxrt.tensor import TensorSpec, TensorView
 
 KERNELS = KernelPlugin(
     "nxrt.cpu",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nxrt.errors import ClosedError, InvalidInputError
 from nxrt.runtime import driver
-from nxrt.tensor import DeviceId, DeviceType
+from nxrt.storage import DeviceId, DeviceType
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from nxrt.memory.tier import PINNED, Tier, device_tier
 from nxrt.runtime import driver
 from nxrt.runtime.device import Device
 from nxrt.runtime.stream import Stream
-from nxrt.tensor import CPU_DEVICE, DeviceId
+from nxrt.storage import CPU_DEVICE, DeviceId
 
 
 class DeviceAllocator:
@@ -33,6 +33,10 @@ class DeviceAllocator:
         with self._device.current():
             driver.call(driver.api.cuMemFree, pointer)
 
+    def anchor(self, pointer: int) -> object:  # noqa: ARG002  (the protocol's)
+        """Return None: what is freed is gone."""
+        return None
+
 
 class PinnedAllocator:
     """Deliver page-locked host memory, which copies reach without a detour."""
@@ -52,6 +56,10 @@ class PinnedAllocator:
         """Free; the driver waits as for device memory."""
         with self._device.current():
             driver.call(driver.api.cuMemFreeHost, pointer)
+
+    def anchor(self, pointer: int) -> object:  # noqa: ARG002  (the protocol's)
+        """Return None: what is freed is gone."""
+        return None
 
 
 def copy_to_device(pointer: int, source: NDArray[Any], *, stream: Stream) -> None:

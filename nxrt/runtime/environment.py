@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -37,14 +37,15 @@ class Finding:
         is_ok: it is there and usable.
         found: what was found.
         remedy: what to do where it is not ok.
-        is_needed_on_cpu: without it nxrt does not run at all.
+        needed_for: "cpu" where nxrt does not run at all without it, "cuda" where CUDA does not,
+            empty where everything goes on.
     """
 
     subject: str
     is_ok: bool
     found: str
     remedy: str = ""
-    is_needed_on_cpu: bool = False
+    needed_for: str = ""
 
 
 def inspect_environment(environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
@@ -62,17 +63,17 @@ def inspect_environment(environ: Mapping[str, str] | None = None) -> tuple[Findi
 
 def _package(name: str) -> Finding:
     try:
-        return Finding(f"package {name}", True, metadata.version(name), is_needed_on_cpu=True)
+        return Finding(f"package {name}", True, metadata.version(name), needed_for="cpu")
     except metadata.PackageNotFoundError:
         return Finding(
-            f"package {name}", False, "not installed", f"pip install {name}", is_needed_on_cpu=True
+            f"package {name}", False, "not installed", f"pip install {name}", needed_for="cpu"
         )
 
 
 def _driver_and_devices() -> list[Finding]:
     status = driver.probe()
     if not status.is_available:
-        return [Finding("driver", False, status.reason, driver.REMEDY)]
+        return [Finding("driver", False, status.reason, driver.REMEDY, "cuda")]
     findings = [Finding("driver", True, status.reason)]
     for ordinal in range(status.num_devices):
         try:
@@ -80,6 +81,8 @@ def _driver_and_devices() -> list[Finding]:
         except NxrtError as error:
             remedy = "nvidia-smi shows who uses the device and in which mode it is"
             findings.append(Finding(f"device {ordinal}", False, str(error), remedy))
+    if not any(finding.is_ok for finding in findings[1:]):
+        findings = [replace(finding, needed_for="cuda") for finding in findings]
     return findings
 
 
@@ -97,7 +100,7 @@ def _nvrtc() -> Finding:
     try:
         version = Compiler().version
     except CompileError as error:
-        return Finding("NVRTC", False, error.log, error.remedy)
+        return Finding("NVRTC", False, error.log, error.remedy, "cuda")
     path, found_via = nvrtc_location()
     return Finding("NVRTC", True, f"{version}, {Path(path).name} found via {found_via}")
 
@@ -133,7 +136,8 @@ def _probe_compile() -> Finding:
     try:
         cubin = Compiler().compile(source, CompileOptions("sm_90a")).cubin
     except CompileError as error:
-        return Finding("compiling a kernel", False, str(error).splitlines()[0], INSTALL_COMMAND)
+        found = str(error).splitlines()[0]
+        return Finding("compiling a kernel", False, found, INSTALL_COMMAND, "cuda")
     return Finding("compiling a kernel", True, f"a cubin of {len(cubin):,} B for sm_90a")
 
 

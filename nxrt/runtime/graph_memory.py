@@ -11,7 +11,7 @@ from typing import Self
 from nxrt.errors import ClosedError
 from nxrt.memory.allocator import Buffer, LeasedAllocator
 from nxrt.memory.tier import Role
-from nxrt.tensor import DeviceId
+from nxrt.storage import DeviceId
 
 _identities = itertools.count(1)
 
@@ -69,6 +69,11 @@ class GraphAllocation:
     def device(self) -> DeviceId:
         """Return the device on which the address is valid."""
         return self._shared.buffer.device
+
+    @property
+    def anchor(self) -> object:
+        """Return the buffer's anchor."""
+        return self._shared.buffer.anchor
 
     def share(self) -> "GraphAllocation":
         """Return another handle on the same memory. Raises ClosedError on a closed handle."""

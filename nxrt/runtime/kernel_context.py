@@ -32,7 +32,7 @@ class KernelContext:
         """Return a source compiled for this device and loaded; the caller closes it.
 
         Args:
-            path: the .cu file; its quoted includes are taken from nxrt's shared headers.
+            path: the .cu file; its quoted includes are beside it or nxrt's shared headers.
             defines: preprocessor names and values.
             flags: further NVRTC options.
 

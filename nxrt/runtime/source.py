@@ -46,7 +46,8 @@ class KernelSource:
 
         Args:
             path: the .cu file.
-            include_root: the folder that quoted includes are relative to.
+            include_root: the folder that quoted includes are relative to, where the file is not
+                beside the .cu.
 
         Raises:
             InvalidInputError: a file is missing.
@@ -60,7 +61,7 @@ class KernelSource:
                 if bracket == "<":
                     system.add(name)
                 elif name not in headers:
-                    headers[name] = _read(include_root / name)
+                    headers[name] = _read(_found(name, path.parent, include_root))
                     pending.append(headers[name])
         return cls(path.name, text, tuple(sorted(headers.items())), tuple(sorted(system)))
 
@@ -69,6 +70,10 @@ class KernelSource:
 def load_source(path: Path) -> KernelSource:
     """Return a source that ships with the package; read once in a process."""
     return KernelSource.load(path)
+
+
+def _found(name: str, beside: Path, include_root: Path) -> Path:
+    return beside / name if (beside / name).is_file() else include_root / name
 
 
 def _read(path: Path) -> str:

@@ -19,7 +19,8 @@ from nxrt.memory.tier import Role
 from nxrt.runtime.device import Device
 from nxrt.runtime.device_memory import copy_to_device, copy_to_host
 from nxrt.runtime.stream import Event, Stream
-from nxrt.tensor import DType, ForeignStorage, TensorView
+from nxrt.storage import ForeignStorage
+from nxrt.tensor import DType, TensorView
 
 
 class StagingRing:

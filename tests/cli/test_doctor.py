@@ -71,10 +71,11 @@ def test_looking_makes_no_folder(tmp_path: Path) -> None:
     ("findings", "code"),
     [
         ([Finding("a", True, "x")], doctor.READY),
-        ([Finding("a", False, "x")], doctor.CPU_ONLY),
-        ([Finding("a", False, "x", is_needed_on_cpu=True)], doctor.UNUSABLE),
+        ([Finding("a", False, "x")], doctor.READY),
+        ([Finding("a", False, "x", needed_for="cuda")], doctor.CPU_ONLY),
+        ([Finding("a", False, "x", needed_for="cpu")], doctor.UNUSABLE),
     ],
-    ids=["ready", "cpu only", "unusable"],
+    ids=["ready", "something optional", "cpu only", "unusable"],
 )
 def test_the_exit_code_is_the_verdict(findings: list[Finding], code: int) -> None:
     assert doctor.exit_code(findings) == code
@@ -84,7 +85,7 @@ def test_the_exit_code_is_the_verdict(findings: list[Finding], code: int) -> Non
 def test_the_command_prints_what_was_found(
     options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    findings = (Finding("driver", False, "none [here]", "install it"),)
+    findings = (Finding("driver", False, "none [here]", "install it", "cuda"),)
     monkeypatch.setattr(app, "inspect_environment", lambda: findings)
     monkeypatch.setattr(sys, "argv", ["nxrt", "doctor", *options])
     with pytest.raises(SystemExit) as done:

@@ -16,7 +16,8 @@ from nxrt.errors import AllocationFailedError, DriverError
 from nxrt.memory.allocator import Allocator, HostAllocator, LeasedAllocator
 from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.tier import Role, TierKind
-from nxrt.tensor import MAX_SIZE, DeviceType, DType, ForeignStorage, TensorView
+from nxrt.storage import DeviceType, ForeignStorage
+from nxrt.tensor import MAX_SIZE, DType, TensorView
 
 AllocatorFactory = Callable[[], AbstractContextManager[Allocator]]
 """Opens whatever the allocator needs, lends the allocator, and closes it all again."""

@@ -20,7 +20,8 @@ from nxrt.memory.allocator import Buffer, HostAllocator, LeasedAllocator
 from nxrt.memory.budget import MemoryBudget
 from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.tier import HOST, PINNED, Role, Tier
-from nxrt.tensor import CPU_DEVICE, MAX_SIZE, DType, TensorView
+from nxrt.storage import CPU_DEVICE
+from nxrt.tensor import MAX_SIZE, DType, TensorView
 
 LIMIT = 1000
 OUT_OF_MEMORY = DriverError(code=2, name="OUT", call="cuMemAlloc", explanation="no free block")
@@ -47,6 +48,9 @@ class ScriptedAllocator:
         self.calls.append(("allocate", nbytes, self.governor.usage(self.tier).used))
         self.before_allocate()
         return 4096
+
+    def anchor(self, pointer: int) -> object:  # noqa: ARG002  (the protocol's)
+        return None
 
     def deallocate(self, pointer: int, nbytes: int) -> None:
         self.calls.append(("deallocate", pointer, nbytes, self.governor.usage(self.tier).used))

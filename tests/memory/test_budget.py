@@ -51,7 +51,7 @@ def test_environment_of_the_process_is_read_when_none_is_given(
 
 
 def test_environment_of_others_is_ignored() -> None:
-    environ = {"NXRT_BUDGET_": "1", "BUDGET_HOST": "1", "nxrt_budget_host": "1"}
+    environ = {"BUDGET_HOST": "1", "nxrt_budget_host": "1"}
     assert limits(MemoryBudget.load(environ=environ)) == (None, None, None)
 
 

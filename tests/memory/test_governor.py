@@ -23,7 +23,8 @@ from nxrt.memory.budget import MemoryBudget
 from nxrt.memory.governor import MemoryGovernor, TierUsage
 from nxrt.memory.lease import MemoryLease
 from nxrt.memory.tier import HOST, PINNED, Role, Tier, device_tier
-from nxrt.tensor import CPU_DEVICE, MAX_SIZE
+from nxrt.storage import CPU_DEVICE
+from nxrt.tensor import MAX_SIZE
 
 LIMIT = 1000
 DEVICE = device_tier(0)
@@ -303,6 +304,9 @@ class UnreliableAllocator:
             self.used += nbytes
             self.most_used = max(self.most_used, self.used)
             return 256 * self.num_calls
+
+    def anchor(self, pointer: int) -> object:  # noqa: ARG002  (the protocol's)
+        return None
 
     def deallocate(self, pointer: int, nbytes: int) -> None:  # noqa: ARG002  (the protocol's)
         with self._lock:

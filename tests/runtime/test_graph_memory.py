@@ -12,7 +12,8 @@ from nxrt.memory.budget import MemoryBudget
 from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.tier import HOST, Role
 from nxrt.runtime.graph_memory import GraphAllocation
-from nxrt.tensor import CPU_DEVICE, DType, TensorView
+from nxrt.storage import CPU_DEVICE
+from nxrt.tensor import DType, TensorView
 
 LIMIT = 1 << 20
 NUM_THREADS = 16
