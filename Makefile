@@ -17,7 +17,7 @@ GPU_PYTHON = $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON))
 .DEFAULT_GOAL := run
 
 run: $(READY)
-	$(BIN)/nxrt run examples/glm_decode.toml
+	$(BIN)/python -m nxrt run examples/glm_decode.toml
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -46,6 +46,6 @@ clean:
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nxrt needs Python 3.11 or newer; try make PYTHON=python3.12")'
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@

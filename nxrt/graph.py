@@ -84,6 +84,8 @@ class Graph:
     opset_imports: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.nodes, Node) or isinstance(self.outputs, str):
+            raise InvalidInputError("graph", found="one node or name", accepted="tuples of them")
         object.__setattr__(self, "nodes", tuple(self.nodes))
         object.__setattr__(self, "inputs", MappingProxyType(dict(self.inputs)))
         object.__setattr__(self, "outputs", tuple(self.outputs))

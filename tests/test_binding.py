@@ -1,5 +1,7 @@
 """Whose memory a binding uses, who may write it, and when it ends."""
 
+import gc
+import threading
 from typing import Any
 
 import numpy as np
@@ -99,3 +101,61 @@ def test_an_address_that_cannot_be_is_refused(pointer: Any, nbytes: Any) -> None
 def test_a_view_at_an_odd_address_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="a multiple of 4"):
         TensorView(ForeignStorage(4097, 64, CPU_DEVICE), DType.F32, (4,))
+
+
+def test_an_array_over_a_value_outlives_its_binding() -> None:
+    with Session(CASE.graph, [CpuProvider()], MemoryGovernor()) as session:
+        binding = session.bind()
+        binding.write("key", CASE.inputs["key"])
+        array = binding.view("key").to_array()
+        binding.close()
+        gc.collect()
+        other = session.bind()
+        other.write("key", np.zeros_like(CASE.inputs["key"]))
+        assert array.tobytes() == CASE.inputs["key"].tobytes()
+
+
+def test_closing_a_binding_waits_for_the_run_that_uses_it() -> None:
+    session = Session(CASE.graph, [CpuProvider()], MemoryGovernor())
+    binding = session.bind()
+    for name, array in CASE.inputs.items():
+        binding.write(name, array)
+    kernel = session.kernels[0]
+    started, closed = threading.Event(), threading.Event()
+    real = kernel.execute
+
+    def slow(*args: Any, **kwargs: Any) -> None:
+        started.set()
+        assert not closed.wait(0.2)
+        real(*args, **kwargs)
+
+    def close() -> None:
+        started.wait()
+        binding.close()
+        closed.set()
+
+    kernel.execute = slow  # type: ignore[method-assign]
+    thread = threading.Thread(target=close)
+    thread.start()
+    session.run(binding)
+    thread.join()
+    assert closed.is_set()
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (lambda binding, _: binding.write("key", [1.0]), "key: got list; accepted: a NumPy array"),
+        (lambda binding, _: binding.write("key", np.zeros(1, ">f4")), "got >f4"),
+        (lambda _, session: session.bind(views={"key": np.zeros(3)}), "got ndarray; accepted: a T"),
+    ],
+    ids=["list", "byte order", "array as view"],
+)
+def test_common_misuse_is_one_typed_error(action: Any, message: str) -> None:
+    with (
+        Session(CASE.graph, [CpuProvider()], MemoryGovernor()) as session,
+        session.bind() as binding,
+        pytest.raises(InvalidInputError, match=message),
+    ):
+        action(binding, session)

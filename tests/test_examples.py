@@ -1,5 +1,6 @@
 """What the README and the guides show is what runs."""
 
+import os
 import re
 import subprocess
 import sys
@@ -20,9 +21,28 @@ def run(program: str) -> str:
     return done.stdout
 
 
+def run_file(path: Path) -> str:
+    command = [sys.executable, str(path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=120, env=environment
+    )
+    return done.stdout
+
+
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
 def test_example_runs(path: Path) -> None:
-    assert run(path.read_text(encoding="utf-8"))
+    assert run_file(path)
+
+
+@pytest.mark.gpu
+def test_the_cuda_plugin_runs_and_replays() -> None:
+    assert run_file(ROOT / "examples" / "02_cuda_plugin.py").strip() == "[6.0, 8.0, 10.0]"
+
+
+def test_the_embedding_guide_works_as_written() -> None:
+    guide = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    assert "[" in run(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[0])
 
 
 def test_readme_shows_the_first_example_and_what_it_prints() -> None:

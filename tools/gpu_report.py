@@ -34,6 +34,10 @@ LOGS = ROOT / "gpu-logs"
 def main() -> int:
     """Run everything; return 0 only where every test ran and passed and nothing was found."""
     console = Console(width=120)
+    status = driver.probe()
+    if not status.is_available:
+        console.print(f"nothing to report: {status.reason}; {driver.REMEDY}")
+        return 1
     LOGS.mkdir(exist_ok=True)
     RESULTS.mkdir(exist_ok=True)
     with CudaProvider() as provider:

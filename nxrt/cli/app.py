@@ -75,7 +75,7 @@ def run(
         if as_json:
             typer.echo(json.dumps(report.as_data(result), indent=2))
         else:
-            report.render(result, trace, Console())
+            report.render(result, trace, _Output())
         sys.stdout.flush()
     if not result.rows_equal.all():
         raise typer.Exit(1)
@@ -91,9 +91,17 @@ def doctor_command(
         if as_json:
             typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
         else:
-            doctor.render(findings, Console())
+            doctor.render(findings, _Output())
         sys.stdout.flush()
     raise typer.Exit(doctor.exit_code(findings))
+
+
+class _Output(Console):
+    """Leave a reader that went away to `_reader_may_leave`; rich would exit with 1 by itself."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        raise BrokenPipeError
 
 
 @contextmanager

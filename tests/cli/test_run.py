@@ -148,6 +148,13 @@ BAD_JOBS = {
     "unknown tier": (SMALL_JOB.replace("host =", "hose ="), "budget.hose"),
     "small budget": (SMALL_JOB.replace("64 KiB", "600 B"), "cannot reserve"),
     "no trace": (SMALL_JOB.replace("trace.npz", "gone.npz"), "gone.npz: got No such file"),
+    "bool as number": (SMALL_JOB.replace("top_k = 3", "top_k = true"), "attributes.top_k"),
+    "folder": ("folder = '/x'\n" + SMALL_JOB, "job.toml.folder"),
+    "deep": (SMALL_JOB + "x = " + "[" * 5000, "accepted: TOML"),
+    "long integer": (SMALL_JOB.replace("top_k = 3", "top_k = " + "9" * 5000), "accepted: TOML"),
+    "0%": (SMALL_JOB.replace("64 KiB", "0%"), "budget.host: got '0%'"),
+    "bits": (SMALL_JOB.replace("64 KiB", "8 Mbit"), "budget.host: got '8 Mbit'"),
+    "half a byte": (SMALL_JOB.replace("64 KiB", "1.5"), "budget.host: got '1.5'"),
     "budget no table": ("budget = 3\n" + SMALL_JOB.split("[budget]", maxsplit=1)[0], "[budget]"),
 }
 
@@ -172,6 +179,7 @@ BAD_TRACES: dict[str, tuple[dict[str, Any], str]] = {
     "depth": ({"key": np.zeros((40, 9), np.uint16)}, "key shape"),
     "heads": ({"weights": np.zeros((5, 3), np.uint16)}, "weights shape"),
     "tokens": ({"tokens": np.array(["a"])}, "tokens shape"),
+    "numbers as tokens": ({"tokens": np.arange(40)}, "tokens: got int64"),
     "more queries than keys": (small_arrays(41, 40), "number of queries"),
     "pickled": ({"tokens": np.array([{}] * 40, object)}, "trace"),
 }
@@ -209,7 +217,7 @@ def test_options_win_over_the_file_and_the_file_over_the_environment(tmp_path: P
     assert (job.attributes["top_k"], job.job.provider) == (9, "auto")
 
 
-@pytest.mark.parametrize("option", ["device", "device=x", "disk=1GiB"])
+@pytest.mark.parametrize("option", ["device", "device=x", "disk=1GiB", "toml=1", "cls=1"])
 def test_a_bad_budget_option_is_refused(run: Run, tmp_path: Path, option: str) -> None:
     code, _, err = run("run", write_job(tmp_path), "--budget", option)
     assert code == 2
@@ -222,6 +230,44 @@ def test_cuda_without_a_device_is_refused_at_once(run: Run, tmp_path: Path) -> N
     code, _, err = run("run", write_job(tmp_path), "--provider", "cuda")
     assert code == 2
     assert "no CUDA device can be used" in err
+
+
+def test_what_could_steer_a_terminal_is_not_passed_on(run: Run, tmp_path: Path) -> None:
+    tokens = np.array(["\x1b[31mred\x1b[0m\x07"] * 40)
+    out = run("run", write_job(tmp_path, tokens=tokens))[1]
+    assert "\x1b[31m" not in out
+    assert "·[31mred" in out
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m nxrt run {write_job(tmp_path)} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], check=True, capture_output=True, timeout=60, text=True
+    )
+    assert done.stdout.strip() in {"141", "0"}  # 0 where the output fitted the pipe in time
+    assert done.stderr == ""
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "nxrt", "run", str(write_job(tmp_path))],
+            check=False, stdout=full, stderr=subprocess.PIPE, timeout=60, text=True,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_defect_is_not_mistaken_for_a_differing_row(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("planted")
+
+    monkeypatch.setattr(decode, "oracle_rows", fail)
+    code, _, err = run("run", write_job(tmp_path))
+    assert code == app.DEFECT
+    assert "planted" in err
 
 
 def test_a_job_that_fails_midway_gives_everything_back(

@@ -50,6 +50,11 @@ def test_environment_of_the_process_is_read_when_none_is_given(
     assert MemoryBudget.load().host.nbytes == 7 * KIB
 
 
+def test_a_variable_that_nobody_reads_is_refused() -> None:
+    with pytest.raises(BudgetError, match="NXRT_BUDGET_HOSTT: got a variable nobody reads"):
+        MemoryBudget.load(environ={"NXRT_BUDGET_HOSTT": "1"})
+
+
 def test_environment_of_others_is_ignored() -> None:
     environ = {"BUDGET_HOST": "1", "nxrt_budget_host": "1"}
     assert limits(MemoryBudget.load(environ=environ)) == (None, None, None)

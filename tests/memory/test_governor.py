@@ -224,6 +224,20 @@ def test_holder_that_holds_nothing_is_forgotten(governor: MemoryGovernor) -> Non
     assert governor.usage(HOST).holders == ()
 
 
+@pytest.mark.parametrize(
+    ("tier", "role", "holder"),
+    [("host", Role.GRAPH, "x"), (HOST, "graph", "x"), (HOST, Role.GRAPH, None)],
+    ids=["tier", "role", "holder"],
+)
+def test_labels_that_are_none_are_refused_and_break_no_report(
+    tier: Any, role: Any, holder: Any
+) -> None:
+    governor = MemoryGovernor()
+    with pytest.raises(InvalidInputError, match="accepted: a "):
+        governor.reserve(tier, 1, role=role, holder=holder)
+    assert governor.snapshot() == ()
+
+
 def test_snapshot_lists_the_tiers_that_were_used(governor: MemoryGovernor) -> None:
     with reserve(governor, 1, tier=PINNED), reserve(governor, 1):
         governor.usage(DEVICE)

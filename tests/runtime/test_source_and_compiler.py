@@ -30,6 +30,16 @@ def test_text_behind_a_nul_is_refused() -> None:
         source("int a;\0int b;")
 
 
+def test_a_header_beside_the_source_wins_over_the_shared_one(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "a.cuh").write_text("shared")
+    (tmp_path / "a.cuh").write_text("beside")
+    kernel = tmp_path / "kernel.cu"
+    kernel.write_text('#include "a.cuh"\n')
+    loaded = KernelSource.load(kernel, include_root=tmp_path / "shared")
+    assert loaded.headers == (("a.cuh", "beside"),)
+
+
 def test_load_names_a_missing_header(tmp_path: Path) -> None:
     kernel = tmp_path / "kernel.cu"
     kernel.write_text('#include "gone.cuh"\n')
