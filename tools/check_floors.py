@@ -64,7 +64,8 @@ FLOORS = (
     Floor("5", "providers/*.py", floors="0 1 2 3 4 5-cpu 5", packages="numpy"),
     Floor(
         "6",
-        "__init__.py __main__.py binding.py session.py interop.py onnx.py testing.py cli/*.py",
+        "__init__.py __main__.py binding.py session.py interop.py onnx.py testing.py cli/*.py"
+        " planning/*.py",
         floors="0 1 2 3 4 5-cpu 5 6",
         packages="numpy ml_dtypes pydantic",
     ),

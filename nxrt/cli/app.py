@@ -1,7 +1,8 @@
 """The `nxrt` command: its options, its exit codes, and one line for every error.
 
 Exit codes of `run`: 0 every row is right; 1 a row differs from the oracle; 2 the job could not run;
-3 a defect of nxrt's, with its traceback; 141 the reader of the output left.
+3 a defect of nxrt's, with its traceback; 141 the reader of the output left. Of `plan`: 0 it fits;
+1 it does not; 2, 3 and 141 as above.
 """
 
 import io
@@ -26,11 +27,14 @@ except ModuleNotFoundError as error:
     )
     raise SystemExit(2) from error
 
-from nxrt.cli import decode, doctor, report
+from nxrt.cli import decode, doctor, plan, report
 from nxrt.cli.job import load_job
+from nxrt.cli.plan_picture import check_picture_path, write_picture
 from nxrt.cli.trace import load_trace
 from nxrt.errors import JobError, NxrtError
 from nxrt.memory.budget import MemoryBudget
+from nxrt.planning import planner
+from nxrt.planning.geometry import load_geometry
 from nxrt.runtime.environment import inspect_environment
 
 DEFECT = 3
@@ -104,14 +108,55 @@ class _Output(Console):
         raise BrokenPipeError
 
 
+@app.command(name="plan")
+def plan_command(
+    model: Annotated[str, typer.Option(help="A known model, or a .toml file with a geometry.")],
+    context: Annotated[int, typer.Option(help="Tokens of each sequence.")],
+    batch: Annotated[int, typer.Option(help="Number of sequences.")] = 1,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.toml|TIER=SIZE", help="Such as device=24GiB; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print data instead.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw it too, into an .svg or .html file.")
+    ] = None,
+) -> None:
+    """Say what a model will need before anything runs; exit 0 if it fits, 1 if it does not."""
+    if picture is not None:
+        check_picture_path(picture)
+    limits = plan.load_budget(budget or [])
+    planned = planner.plan(
+        load_geometry(model),
+        context=context,
+        batch=batch,
+        budget=limits,
+        capacities=plan.measured_capacities(limits),
+    )
+    if picture is not None:
+        write_picture(planned, picture)
+    with _reader_may_leave():
+        if as_json:
+            typer.echo(json.dumps(plan.as_data(planned), indent=2))
+        else:
+            plan.render(planned, _Output())
+        sys.stdout.flush()
+    raise typer.Exit(plan.FITS if planned.fits else plan.DOES_NOT_FIT)
+
+
 @contextmanager
 def _reader_may_leave() -> Iterator[None]:
     """End quietly, as a program that SIGPIPE ended, where nobody reads the output any more."""
     try:
         yield
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         raise typer.Exit(READER_LEFT) from None
+
+
+def _drop_output() -> None:
+    # What is still buffered would fail once more when the interpreter ends, and change its code.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _progress_bar() -> Progress:
@@ -156,6 +201,7 @@ def main() -> None:
         sys.exit(2)
     except OSError as error:
         print(f"error: {error.strerror or error}", file=sys.stderr)
+        _drop_output()
         sys.exit(2)
     except Exception:  # noqa: BLE001  (whatever it is: not to be mistaken for a differing row)
         traceback.print_exc()

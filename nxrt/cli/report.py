@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nxrt.cli.decode import DecodeResult
+from nxrt.cli.sizes import size_text
 from nxrt.cli.trace import Trace
 from nxrt.memory.governor import TierUsage
 
@@ -188,10 +189,4 @@ def _memory(memory: Sequence[TierUsage]) -> Table:
 
 
 def _bytes(nbytes: int) -> str:
-    """Return a size as people read it: the largest binary unit that leaves at least 1."""
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:,.0f} B" if unit == "B" else f"{value:,.1f} {unit}"
-        value /= 1024
-    raise AssertionError("the last unit takes every size")
+    return size_text(nbytes, digits=1)

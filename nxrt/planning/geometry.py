@@ -5,17 +5,15 @@ Geometries are data; what they cost is in `planner`. Weights are not described.
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from nxrt.errors import InvalidInputError
 from nxrt.memory.budget import validated
+from nxrt.memory.state_bytes import MAX_POSITIONS
 
 FOLDER = Path(__file__).with_name("geometries")
-MAX_STATE_POSITIONS = 2**20
-"""The most positions a state group can have."""
-
 ELEMENT_NBYTES = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1}
 SCALE_NBYTES = 4
 """A scale is a float32."""
@@ -69,6 +67,13 @@ class LatentIndexer(Indexer):
     key_scales: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     layers: list[Annotated[int, Field(ge=0)]] | None = None
 
+    @field_validator("layers")
+    @classmethod
+    def _ascending(cls, layers: list[int] | None) -> list[int] | None:
+        if layers is not None and layers != sorted(set(layers)):
+            raise ValueError("accepted: layers in ascending order, each once")
+        return layers
+
     @property
     def token_nbytes(self) -> int:
         """Return the bytes of one token's key in one layer that has an indexer."""
@@ -78,7 +83,7 @@ class LatentIndexer(Indexer):
 class StateGroups(_Table):
     """Describe compressed state: each layer's ratio, 0 for the dense window alone."""
 
-    window: Annotated[int, Field(ge=1, le=MAX_STATE_POSITIONS)]
+    window: Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
     ratios: list[Literal[0, 4, 128]]
 
 
@@ -96,14 +101,13 @@ class LatentGeometry(_Model):
     latent: LatentCache
     indexer: LatentIndexer
 
-    @model_validator(mode="after")
-    def _layers_exist(self) -> Self:
-        layers = self.indexer.layers
-        if layers is not None and layers != sorted(set(layers)):
-            raise ValueError("accepted: indexer.layers in ascending order, each once")
-        if layers and layers[-1] >= self.num_layers:
-            raise ValueError(f"accepted: indexer.layers below num_layers = {self.num_layers}")
-        return self
+    @field_validator("indexer")
+    @classmethod
+    def _layers_exist(cls, indexer: LatentIndexer, info: ValidationInfo) -> LatentIndexer:
+        num_layers = info.data.get("num_layers", MAX_COUNT)
+        if indexer.layers and indexer.layers[-1] >= num_layers:
+            raise ValueError(f"accepted: layers below num_layers, {num_layers}")
+        return indexer
 
     @property
     def num_indexers(self) -> int:
@@ -115,19 +119,17 @@ class StateGroupGeometry(_Model):
     """Describe a model that compresses tokens into records."""
 
     cache: Literal["state_groups"]
-    max_context: Annotated[int, Field(ge=1, le=MAX_STATE_POSITIONS)]
+    max_context: Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
     state_groups: StateGroups
     indexer: Indexer
 
-    @model_validator(mode="after")
-    def _every_layer_has_a_ratio(self) -> Self:
-        num_ratios = len(self.state_groups.ratios)
-        if num_ratios != self.num_layers:
-            raise ValueError(
-                f"accepted: as many state_groups.ratios ({num_ratios}) as num_layers"
-                f" ({self.num_layers})"
-            )
-        return self
+    @field_validator("state_groups")
+    @classmethod
+    def _every_layer_has_a_ratio(cls, groups: StateGroups, info: ValidationInfo) -> StateGroups:
+        num_layers, num_ratios = info.data.get("num_layers"), len(groups.ratios)
+        if num_layers not in (None, num_ratios):
+            raise ValueError(f"accepted: as many ratios as num_layers, {num_layers}")
+        return groups
 
 
 Geometry = LatentGeometry | StateGroupGeometry
