@@ -138,20 +138,37 @@ def test_a_failed_compilation_is_not_remembered(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").glob("*.tmp"))
 
 
-def test_threads_compile_a_key_once(tmp_path: Path) -> None:
-    cache, compiler = fresh(tmp_path)
-    barrier = threading.Barrier(16)
+class MeetingCompiler(CountingCompiler):
+    """Give every other thread time to come as far as compiling, should nothing hold it back."""
 
-    def work() -> None:
-        barrier.wait()
-        cache.get(SOURCE, OPTIONS)
+    def compile(self, source: KernelSource, options: CompileOptions) -> CompiledKernel:
+        compiled = super().compile(source, options)
+        threading.Event().wait(0.2)
+        return compiled
 
-    threads = [threading.Thread(target=work) for _ in range(16)]
+
+def test_threads_compile_a_key_once() -> None:
+    """Without a folder there is no lock file: only the lock within the process is left."""
+    compiler = MeetingCompiler()
+    cache = CompileCache(compiler, None)
+    threads = [threading.Thread(target=cache.get, args=(SOURCE, OPTIONS)) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert compiler.num_compilations == 1
+
+
+def test_caches_on_one_folder_compile_a_key_once(tmp_path: Path) -> None:
+    """Two caches share no lock but the file's, as two processes do."""
+    compilers = [MeetingCompiler(), MeetingCompiler()]
+    caches = [CompileCache(compiler, tmp_path / "cache") for compiler in compilers]
+    threads = [threading.Thread(target=cache.get, args=(SOURCE, OPTIONS)) for cache in caches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(compiler.num_compilations for compiler in compilers) == 1
 
 
 CHANGES = {

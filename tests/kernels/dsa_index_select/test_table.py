@@ -106,6 +106,10 @@ def test_selection_equals_the_reference(target: Target, case: IndexSelectCase) -
         assert selected.ravel().tolist() == EXPLICIT[case.id]
 
 
+def test_every_explicit_answer_belongs_to_a_case() -> None:
+    assert EXPLICIT.keys() <= {case.id for case in TABLE}
+
+
 def test_other_inputs_select_other_keys(target: Target) -> None:
     first = target.run(glm("seed-1", 1, 12, seed=1))
     second = target.run(glm("seed-2", 1, 12, seed=2))
@@ -120,7 +124,7 @@ def test_a_request_leaves_nothing_behind_for_the_next(target: Target) -> None:
 
 
 @pytest.mark.parametrize("num_keys", [2048, 8192])
-def test_inputs_do_not_depend_on_how_many_are_selected(num_keys: int) -> None:
+def test_the_generator_draws_the_contracts_inputs(num_keys: int) -> None:
     digests = {2048: 0x9B0C18EE6979F3A7, 8192: 0x92E37C6E547702B8}
     assert input_digest(num_keys) == digests[num_keys]
 
