@@ -1,6 +1,6 @@
 # The whole vocabulary:
 #   make run     set everything up, then run the decode job on real input
-#   make test    set everything up, then pass the tests
+#   make test    set everything up, then pass the tests: without a driver, then on its test double
 #   make check   lint, types, floors, and every kernel compiled for every architecture
 #   make bench   benchmarks, on the CUDA device where there is one and on the CPU otherwise
 #   make gpu     the evidence of a machine with an NVIDIA GPU; needs no network
@@ -21,6 +21,7 @@ run: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --fake-driver
 
 check: $(READY)
 	$(BIN)/ruff check .

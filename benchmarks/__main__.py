@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks import host_cost
 from benchmarks.cases import INDEX_SELECT
 from benchmarks.index_select import Measurement, measure_ceilings, measure_cpu, measure_cuda
 from nxrt import CudaProvider, select_provider
@@ -23,6 +24,8 @@ def main() -> None:
     with choice.provider as provider:
         console.print(f"{provider.name}: {choice.reason}")
         if isinstance(provider, CudaProvider):
+            console.print(host_cost.as_table(host_cost.measure_host_cost(provider)))
+            console.print(host_cost.measure_cold_start())
             rows = cuda_rows(provider, console)
         else:
             quick = [shape for shape in INDEX_SELECT if shape.is_quick]

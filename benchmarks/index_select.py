@@ -17,7 +17,7 @@ from nxrt import Binding, CudaProvider, Graph, MemoryGovernor, Node, Role, Sessi
 from nxrt.kernels.dsa_index_select.spec import INPUT_NAMES, input_specs
 from nxrt.kernels.numerics import narrow
 from nxrt.providers.base import ExecutionProvider
-from nxrt.providers.cuda import CudaProviderSession
+from nxrt.providers.cuda_session import CudaProviderSession
 from nxrt.runtime.device_memory import copy_on_device, fill_bytes
 from nxrt.runtime.stream import Event
 

@@ -20,7 +20,7 @@ from nxrt import (
     Session,
     TensorSpec,
 )
-from nxrt.runtime.module import KernelArguments, LaunchConfig, launch
+from nxrt.runtime.module import LaunchConfig, launch
 
 SOURCE = Path(__file__).with_name("double.cu")
 
@@ -39,18 +39,16 @@ class DoubleFactory(KernelFactory):
 
 class Double(Kernel):
     def __init__(self, context):
-        self._device = context.device
         self._module = context.load(SOURCE)  # compiled once, then from the cache
         self._function = self._module.function("double_elements")
-        self._arguments = KernelArguments(["pointer", "pointer", "u64"])
+        self._arguments = self._function.arguments(["pointer", "pointer", "u64"])
         self._has_run = False
 
     def execute(self, inputs, outputs, *, stream):
         count = inputs[0].num_elements
         self._arguments.set(inputs[0].pointer, outputs[0].pointer, count)
         config = LaunchConfig(grid=(max(1, -(-count // 256)), 1, 1), block=(256, 1, 1))
-        with self._device.current():
-            launch(self._function, config, self._arguments, stream=stream)
+        launch(self._function, config, self._arguments, stream=stream)
         self._has_run = True
 
     def capture_support(self, inputs):
@@ -74,11 +72,10 @@ def main():
         with Session(graph, [provider], MemoryGovernor()) as session:
             binding = session.bind({"N": 3})
             binding.write("x", np.arange(3, dtype=np.float32))
-            session.run(binding)
-            captured = session.capture(binding)
-            binding.write("x", np.arange(3, 6, dtype=np.float32))
-            captured.replay()
-            print(binding.read("y").tolist())
+            for first in (0, 3, 6):  # eager, captured and replayed, replayed
+                binding.write("x", np.arange(first, first + 3, dtype=np.float32))
+                session.step(binding)
+            print(binding.read("y").tolist(), session.step_stats)
 
 
 main()

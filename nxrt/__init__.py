@@ -11,8 +11,11 @@ from nxrt.errors import (
     CaptureError,
     ClosedError,
     CompileError,
+    DeviceFaultError,
+    DeviceLostError,
     DriverError,
     DriverUnavailableError,
+    ForkedProcessError,
     InvalidInputError,
     InvalidNodeError,
     LeaseRefusedError,
@@ -23,6 +26,7 @@ from nxrt.errors import (
     UnsupportedGraphError,
 )
 from nxrt.graph import Graph, Node
+from nxrt.graph_cache import StepStats
 from nxrt.kernels.api import (
     CaptureSupport,
     CompileUnit,
@@ -61,11 +65,14 @@ __all__ = [
     "CpuProvider",
     "CudaProvider",
     "DType",
+    "DeviceFaultError",
     "DeviceId",
+    "DeviceLostError",
     "DeviceType",
     "DriverError",
     "DriverUnavailableError",
     "ForeignStorage",
+    "ForkedProcessError",
     "Graph",
     "InvalidInputError",
     "InvalidNodeError",
@@ -86,6 +93,7 @@ __all__ = [
     "Role",
     "Session",
     "SizeOverflowError",
+    "StepStats",
     "TensorSpec",
     "TensorView",
     "Tier",

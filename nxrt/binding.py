@@ -3,21 +3,32 @@
 A binding knows layouts and copies; what is computed with them is the session's business.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nxrt.errors import ClosedError, InvalidInputError
+from nxrt.graph import Node
 from nxrt.kernels.api import GraphResource
 from nxrt.memory.tier import Role
 from nxrt.providers.base import Allocation, ProviderSession
 from nxrt.runtime.graph_memory import GraphAllocation
-from nxrt.storage import DeviceId
+from nxrt.storage import DeviceId, checked_int
 from nxrt.tensor import TensorSpec, TensorView
+
+
+class BindingOwner(Protocol):
+    """The session that made a binding."""
+
+    def naming_recent(self) -> AbstractContextManager[None]:
+        """Name what was enqueued where waiting inside the with-block fails."""
+
+    def closing(self, binding: "Binding") -> AbstractContextManager[object]:
+        """Give up graphs over the binding; return the lock to close it under."""
 
 
 class Binding:
@@ -30,10 +41,10 @@ class Binding:
         specs: every value by name, without symbols.
         provider: allocates and copies.
         device: where every tensor must be.
-        written: the values that kernels write.
+        nodes: what reads and writes the values.
         views: memory of the caller's for some values; the rest is allocated.
         roles: what an allocated value is held for; activation when left out.
-        lock: held by the session while it uses the binding.
+        owner: the session.
     """
 
     def __init__(
@@ -42,17 +53,18 @@ class Binding:
         provider: ProviderSession,
         *,
         device: DeviceId,
-        written: frozenset[str],
+        nodes: Sequence[Node],
         views: Mapping[str, TensorView],
         roles: Mapping[str, Role],
-        lock: AbstractContextManager[object],
+        owner: BindingOwner,
     ) -> None:
-        self._lock = lock
+        self._owner = owner
         self.specs = dict(specs)
         self._provider = provider
         self._is_closed = False
         _check_names("views", views, specs)
         _check_names("roles", roles, specs)
+        written = {name for node in nodes for name in node.outputs}
         for name, view in views.items():
             _check_view(name, view, specs[name], device)
             if name in written:
@@ -69,7 +81,13 @@ class Binding:
                 undo.callback(allocation.close)
                 self._owned.append(allocation)
                 self._views[name] = TensorView(allocation, spec.dtype, spec.sizes)
+            self.operands = [self._operands(node) for node in nodes]
+            """The inputs and outputs of each node, by slot."""
             self._undo = undo.pop_all()
+
+    def _operands(self, node: Node) -> tuple[tuple[TensorView | None, ...], tuple[TensorView, ...]]:
+        inputs = tuple(None if name is None else self._views[name] for name in node.inputs)
+        return inputs, tuple(self._views[name] for name in node.outputs)
 
     def _kept(self, view: TensorView, undo: ExitStack) -> TensorView:
         """Return a view whose memory stays as long as this binding, where it can be shared."""
@@ -89,15 +107,21 @@ class Binding:
         """Say whether the binding's memory belongs to what a provider opened."""
         return self._provider is provider
 
-    def view(self, name: str) -> TensorView:
-        """Return the tensor of a value. Raises InvalidInputError, ClosedError."""
+    def require_open(self) -> None:
+        """Raise ClosedError once `close` was called."""
         if self._is_closed:
             raise ClosedError("binding")
+
+    def view(self, name: str) -> TensorView:
+        """Return the tensor of a value. Raises InvalidInputError, ClosedError."""
+        self.require_open()
         if name not in self._views:
             raise InvalidInputError("value", found=repr(name), accepted=", ".join(self._views))
         return self._views[name]
 
-    def write(self, name: str, array: NDArray[Any], *, offset: int = 0) -> None:
+    def write(
+        self, name: str, array: NDArray[Any], *, offset: int = 0, stream: object | None = None
+    ) -> None:
         """Copy a host array into a value, in stream order.
 
         Args:
@@ -105,15 +129,19 @@ class Binding:
             array: any shape; its elements go, row-major, to the value's elements from `offset`.
                 bf16 and 8-bit floats come as unsigned integers of the same width.
             offset: the first element to write.
+            stream: a stream of the caller's to be ordered with; see `Session.run`.
 
         Raises:
             InvalidInputError: the dtype differs, the elements do not fit, or the memory is
                 read-only. Nothing is written.
-            CaptureError: the session is recording.
+            ClosedError: the binding or its session is closed.
+            CaptureError: this thread records a graph.
+            DriverError: an earlier kernel failed, or some of it was not copied.
 
-        Stream: the array may be changed as soon as this returns.
+        Stream: enqueued on the session's stream; waits only for earlier copies that still use
+            the page-locked memory. The array may be changed as soon as this returns.
         """
-        view = self.view(name)
+        view, offset = self.view(name), checked_int("offset", offset)
         _require_writable(name, view)
         if not isinstance(array, np.ndarray):
             found, accepted = type(array).__name__, "a NumPy array"
@@ -131,14 +159,22 @@ class Binding:
                 found=f"{array.size} from element {offset}",
                 accepted=f"within its {view.num_elements}",
             )
-        self._provider.upload(view, offset, np.ascontiguousarray(array))
+        with self._held(view) as held, self._provider.ordered_with(stream):
+            self._provider.upload(held, offset, np.ascontiguousarray(array))
 
-    def read(self, name: str) -> NDArray[Any]:
+    def read(self, name: str, *, stream: object | None = None) -> NDArray[Any]:
         """Return a copy of a value, after everything enqueued before.
+
+        Args:
+            name: the value.
+            stream: a stream of the caller's to be ordered with; see `Session.run`.
 
         Raises:
             InvalidInputError: no such value, or its memory is not contiguous.
-            DriverError: an earlier kernel failed.
+            ClosedError: the binding or its session is closed.
+            CaptureError: this thread records a graph.
+            DriverError: an earlier kernel failed; the notes name what was enqueued.
+            DeviceFaultError: an earlier kernel met bad data.
         """
         view = self.view(name)
         if not view.is_contiguous:
@@ -146,18 +182,37 @@ class Binding:
                 f"{name} layout", found=f"strides {view.strides}", accepted="a contiguous tensor"
             )
         array = np.empty(view.shape, view.dtype.storage)
-        self._provider.download(array, view)
+        with (
+            self._held(view) as held,
+            self._owner.naming_recent(),
+            self._provider.ordered_with(stream),
+        ):
+            self._provider.download(array, held)
         return array
+
+    @contextmanager
+    def _held(self, view: TensorView) -> Iterator[TensorView]:
+        """Keep a view's memory from going away, should another thread close the binding."""
+        if not isinstance(view.storage, GraphAllocation):
+            yield view
+            return
+        with view.storage.share() as handle:
+            yield replace(view, storage=handle)
 
     def graph_resources(self) -> Sequence[GraphResource]:
         """Return the memory that a recording bakes in and can hold on to."""
         return [owned for owned in self._owned if isinstance(owned, GraphAllocation)]
 
     def close(self) -> None:
-        """Give up the memory this binding allocated, after a run that uses it; may be repeated."""
-        with self._lock:
+        """Give up the memory this binding allocated once no run uses it; may be repeated.
+
+        Waits for a run that is being enqueued, not for the device.
+        """
+        with self._owner.closing(self):
             self._is_closed = True
             self._undo.close()
+            self._views.clear()  # the caller's memory is the caller's again
+            self.operands.clear()
 
     def __enter__(self) -> Self:
         return self

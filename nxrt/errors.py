@@ -17,6 +17,9 @@ built-in where one exists, and its message says what was asked, what was found, 
     ├── ClosedError (RuntimeError)          an object that was closed before this use
     ├── DriverUnavailableError (RuntimeError)  no CUDA driver, or no device
     ├── DriverError (RuntimeError)          a driver call that failed
+    │   └── DeviceLostError                 an earlier failure took the device's context with it
+    ├── ForkedProcessError (RuntimeError)   CUDA used in the forked child of a process that uses it
+    ├── DeviceFaultError (RuntimeError)     a kernel met bad data and said so, on the device
     ├── CompileError (RuntimeError)         a kernel that did not compile
     └── CaptureError (RuntimeError)         a graph that could not be recorded or instantiated
         └── CaptureDeclinedError            refused before recording began, every offender listed
@@ -209,6 +212,54 @@ class DriverError(NxrtError, RuntimeError):
         self.call = call
         self.explanation = explanation
         super().__init__(f"{call} failed with {name} ({code}): {explanation}")
+
+
+class DeviceLostError(DriverError):
+    """Report a use of a device whose context an earlier failure destroyed; the driver is not asked.
+
+    Carries the code, name and call of that first failure.
+
+    Args:
+        device: the device's name, such as "cuda:0".
+        first: the failure.
+    """
+
+    def __init__(self, device: str, first: DriverError) -> None:
+        self.device = device
+        super().__init__(
+            code=first.code, name=first.name, call=first.call, explanation=first.explanation
+        )
+        lost = f"{device} was lost: {first.args[0]}"
+        self.args = (f"{lost}; nothing can run there any more in this process: start a new one",)
+
+
+class ForkedProcessError(NxrtError, RuntimeError):
+    """Report CUDA used in the forked child of a process that had already used it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this process was forked from one that uses CUDA, and the driver does not work in such"
+            " a child; start workers with the 'spawn' or 'forkserver' method, or fork before the"
+            " first use of CUDA"
+        )
+
+
+class DeviceFaultError(NxrtError, RuntimeError):
+    """Report bad data that a kernel met on the device; its outputs of that step are not valid.
+
+    Args:
+        node: the node whose kernel said so.
+        step: which run of the session it was, counted from 0.
+        bits: the kernel's own fault bits.
+        meaning: what the bits say.
+    """
+
+    def __init__(self, node: str, *, step: int, bits: int, meaning: str) -> None:
+        self.node = node
+        self.step = step
+        self.bits = bits
+        self.meaning = meaning
+        super().__init__(f"node {node!r} met bad data in step {step}: {meaning} (bits {bits:#x})")
 
 
 class CompileError(NxrtError, RuntimeError):

@@ -3,39 +3,36 @@
 It moves no data by itself (that is Binding) and knows no device (that is the provider).
 """
 
-import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Self
-
-import numpy as np
 
 from nxrt.binding import Binding
 from nxrt.errors import (
     CaptureDeclinedError,
     CaptureError,
     ClosedError,
+    DeviceLostError,
+    DriverError,
+    ForkedProcessError,
     InvalidInputError,
-    UnsupportedGraphError,
+    LeaseRefusedError,
 )
 from nxrt.graph import Graph, Node
-from nxrt.kernels.api import Kernel
-from nxrt.kernels.registry import Claim
+from nxrt.graph_cache import GraphCache, StepStats
+from nxrt.kernels.api import GraphResource, Kernel
+from nxrt.locks import new_rlock
 from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.tier import Role
+from nxrt.placement import check_dims, placed_graph
 from nxrt.providers.base import ExecutionProvider, ProviderSession, Replayable
-from nxrt.tensor import MAX_SIZE, TensorSpec, TensorView
+from nxrt.runtime.recording import refuse_recording
+from nxrt.tensor import TensorSpec, TensorView
 
-
-@dataclass(frozen=True)
-class Placement:
-    """Report who serves a node: the provider, the plug-in, and the operator version chosen."""
-
-    node: str
-    provider: str
-    plugin: str
-    op: str
+_MAX_RECENT = 64
+"""How many enqueued nodes an asynchronous failure names."""
 
 
 @dataclass(frozen=True)
@@ -49,33 +46,43 @@ class _Step:
 class Session:
     """Run one graph on the first provider that takes all of its nodes.
 
-    A context manager. `run` and `capture` may be called from any thread and take turns. `close`
-    closes the graphs captured here and the bindings made here.
+    A context manager. Everything may be called from any thread; runs and captures take turns,
+    replays do not wait for anything. `close` closes the graphs captured here and the bindings made
+    here.
 
     Args:
         graph: what to run.
-        providers: asked in this order; they must outlive the session.
+        providers: asked in this order.
         governor: every byte this session allocates is charged to it.
+        max_graphs: how many graphs `step` keeps.
 
     Raises:
         UnsupportedGraphError: no provider takes every node; says who declined what and why.
         PluginError, CompileError, DriverError, LeaseRefusedError: a kernel could not be created;
             nothing is kept.
+        InvalidInputError: `max_graphs` is not a number from 1.
     """
 
     def __init__(
-        self, graph: Graph, providers: Sequence[ExecutionProvider], governor: MemoryGovernor
+        self,
+        graph: Graph,
+        providers: Sequence[ExecutionProvider],
+        governor: MemoryGovernor,
+        *,
+        max_graphs: int = 8,
     ) -> None:
         self.graph = graph
-        placed = _place(graph, providers)
+        placed = placed_graph(graph, providers)
         self.provider = placed.provider
         self.specs: Mapping[str, TensorSpec] = placed.specs
         self.placements = placed.placements()
         self.num_captures = 0
+        self._cache = GraphCache(self._captured, self._generation, max_graphs)
         self._graphs: list[Replayable] = []
         self._bindings: list[Binding] = []
+        self._recent: deque[str] = deque(maxlen=_MAX_RECENT)
         # Re-entrant: a kernel may close what it made, or ask the session that runs it.
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._is_closed = False
         with ExitStack() as undo:
             self._backend = placed.provider.open(governor)
@@ -100,8 +107,19 @@ class Session:
 
     @property
     def num_replays(self) -> int:
-        """Return how often graphs captured here were replayed."""
-        return sum(graph.num_replays for graph in self._graphs)
+        """Return how often graphs captured here and still open were replayed, and all of `step`."""
+        return self._cache.num_replays + sum(graph.num_replays for graph in self._graphs)
+
+    @property
+    def num_graphs(self) -> int:
+        """Return how many graphs `step` keeps now."""
+        return self._cache.num_graphs
+
+    @property
+    def step_stats(self) -> StepStats:
+        """Return what `step` did so far."""
+        with self._lock:
+            return replace(self._cache.stats, replays=self._cache.num_replays)
 
     def bind(
         self,
@@ -114,54 +132,86 @@ class Session:
 
         Args:
             dims: a size for each symbol in the graph's input specs.
-            views: memory of the caller's to use for some values.
+            views: memory of the caller's to use for some values. What other streams do to it is
+                ordered by naming them in `run` or `step`.
             roles: what the allocated rest is held for, by value; shown in reports.
 
         Raises:
             InvalidInputError: a symbol has no size, a name is unknown, a view does not fit.
             LeaseRefusedError, AllocationFailedError: nothing is kept.
+            ClosedError: the session is closed.
         """
-        self._require_open()
         sizes = dict(dims or {})
         symbols = {symbol for spec in self.specs.values() for symbol in spec.symbols}
-        _check_dims(sizes, symbols)
+        check_dims(sizes, symbols)
         specs = {name: spec.bind(sizes) for name, spec in self.specs.items()}
-        binding = Binding(
-            specs,
-            self._backend,
-            device=self.provider.device,
-            written=frozenset(name for node in self.graph.nodes for name in node.outputs),
-            views=views or {},
-            roles=roles or {},
-            lock=self._lock,
-        )
         with self._lock:
+            self._require_open()
+            binding = Binding(
+                specs,
+                self._backend,
+                device=self.provider.device,
+                nodes=self.graph.nodes,
+                views=views or {},
+                roles=roles or {},
+                owner=self,
+            )
             self._bindings = [known for known in self._bindings if not known.is_closed]
             self._bindings.append(binding)
         return binding
 
-    def run(self, binding: Binding) -> None:
+    def run(self, binding: Binding, *, stream: object | None = None) -> None:
         """Execute every node eagerly.
 
+        Args:
+            binding: one of this session's.
+            stream: a stream of the caller's (an object with `__cuda_stream__`, or a handle as an
+                integer): this run comes after what it has so far, and before what it gets later.
+
         Raises:
-            InvalidInputError: the binding is another session's.
+            InvalidInputError: the binding is another session's, or the stream none of this device.
             InvalidNodeError: a kernel refuses the tensors; earlier nodes have run.
             LeaseRefusedError, AllocationFailedError: a workspace cannot grow.
             DriverError: a launch was refused, or an earlier kernel failed.
+            CaptureError: this thread records a graph, or the stream's owner captures it.
 
         Stream: enqueued on the session's stream; `Binding.read` and `synchronize` wait for it.
         """
         with self._lock:
             self._require_own(binding)
-            for step in self._steps:
+            with self._backend.ordered_with(stream):
+                self._run(binding)
+
+    def step(self, binding: Binding, *, stream: object | None = None) -> None:
+        """Execute every node the fastest way there is: replay, capture and replay, or eagerly.
+
+        A graph is replayed only while everything that it bakes in is as it was when captured; it
+        is captured anew, or the executable of one no longer needed is updated, where not. What
+        cannot be captured runs eagerly. `step_stats` says which happened. The session closes these
+        graphs: when their binding is closed, and when there are more than `max_graphs`.
+
+        Args and Raises: as `run`.
+            CaptureError: recording failed; the session can go on.
+
+        Stream: as `run`.
+        """
+        if stream is None:
+            graph = self._cache.ready.get(binding)
+            if graph is not None:
                 try:
-                    self._execute(step, binding)
-                except Exception as error:
-                    error.add_note(f"while running node {step.node.name!r}")
-                    raise
+                    graph.replay()
+                except ClosedError:  # by another thread, just now
+                    pass
+                else:
+                    self._recent.append("a replayed graph")
+                    return
+        with self._lock:
+            self._require_own(binding)
+            with self._backend.ordered_with(stream):
+                self._step(binding)
 
     def capture(self, binding: Binding) -> Replayable:
-        """Record one run of the graph and return it, ready to replay.
+        """Record one run of the graph and return it, ready to replay; the caller closes it.
 
         Replays read and write the binding's addresses: write new inputs into the binding, replay,
         read. The graph keeps that memory, and the kernels' workspaces, alive until it is closed.
@@ -175,36 +225,42 @@ class Session:
         """
         with self._lock:
             self._require_own(binding)
-            self._audit(binding)
-            resources = list(binding.graph_resources())
-            for step in self._steps:
-                resources += step.kernel.graph_resources()
-            graph = self._backend.capture(
-                lambda: self._record(binding),
-                resources=resources,
-                kept=[binding.view(name) for name in binding.specs],
-            )
+            graph = self._captured(binding, None)
+            self._graphs = [known for known in self._graphs if not known.is_closed]
             self._graphs.append(graph)
             self.num_captures += 1
             return graph
 
     def synchronize(self) -> None:
-        """Wait for everything enqueued. Raises DriverError for faults of earlier kernels."""
+        """Wait for everything enqueued; faults that kernels met are raised here.
+
+        Raises:
+            DriverError: an earlier kernel failed; the error's notes name what was enqueued.
+            DeviceFaultError: an earlier kernel met bad data.
+            CaptureError: this thread records a graph.
+        """
         self._require_open()
-        self._backend.synchronize()
+        with self.naming_recent():
+            self._backend.synchronize()
 
     def close(self) -> None:
         """Close graphs, bindings, kernels and what the provider opened; may be repeated.
 
-        Everything is closed even where one raises.
+        Waits for the device. Everything is closed even where one raises.
+
+        Raises:
+            DriverError: an earlier kernel failed, and nobody was told yet.
+            CaptureError: this thread records a graph; the session stays open.
         """
-        with self._lock, ExitStack() as closing:
+        refuse_recording("a session was closed")
+        with self._lock, self.naming_recent(), ExitStack() as closing:
             self._is_closed = True
             closing.callback(self._undo.close)
             for binding in self._bindings:
                 closing.callback(binding.close)
             for graph in self._graphs:
                 closing.callback(graph.close)
+            closing.callback(self._cache.clear)
 
     def __enter__(self) -> Self:
         return self
@@ -212,20 +268,81 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _execute(self, step: _Step, binding: Binding) -> None:
-        inputs = [None if name is None else binding.view(name) for name in step.node.inputs]
-        outputs = [binding.view(name) for name in step.node.outputs]
-        step.kernel.execute(inputs, outputs, stream=self._backend.stream)
+    @contextmanager
+    def naming_recent(self) -> Iterator[None]:
+        """Wait for the device inside the with-block; a failure then names what was enqueued."""
+        try:
+            yield
+        except DriverError as error:
+            if self._recent:
+                error.add_note(f"enqueued since the last wait, oldest first: {list(self._recent)}")
+            raise
+        self._recent.clear()
 
-    def _record(self, binding: Binding) -> None:
-        for step in self._steps:
+    def closing(self, binding: Binding) -> AbstractContextManager[object]:
+        """Give up the graph that `step` keeps of a binding; return the lock to close it under."""
+        with self._lock:
+            self._cache.forget(binding)
+            for step in self._steps:
+                step.kernel.forget()
+        lock: AbstractContextManager[object] = self._lock
+        return lock
+
+    def _run(self, binding: Binding) -> None:
+        self._execute(binding, self._backend.stream)
+
+    def _kernel_memory(self) -> list[GraphResource]:
+        """Return the memory of the kernels' own that recordings bake in."""
+        return [resource for step in self._steps for resource in step.kernel.graph_resources()]
+
+    def _generation(self) -> tuple[int, ...]:
+        return tuple(resource.identity for resource in self._kernel_memory())
+
+    def _step(self, binding: Binding) -> None:
+        try:
+            graph = self._cache.obtain(binding)
+        except (CaptureDeclinedError, LeaseRefusedError):
+            self._cache.count_eager()
+            self._run(binding)
+            return
+        graph.replay()
+        self._recent.append("a replayed graph")
+
+    def _captured(self, binding: Binding, reuse: Replayable | None) -> Replayable:
+        with ExitStack() as undo:
+            if reuse is not None:
+                undo.callback(reuse.close)
+            self._audit(binding)
+            return self._backend.capture(
+                lambda stream: self._record(binding, stream),
+                resources=lambda: [*binding.graph_resources(), *self._kernel_memory()],
+                kept=[binding.view(name) for name in binding.specs],
+                reuse=reuse,
+            )
+
+    def _execute(self, binding: Binding, stream: Any) -> None:
+        self._backend.begin_step(stream)
+        for step, (inputs, outputs) in zip(self._steps, binding.operands, strict=True):
+            self._recent.append(step.node.name)
             try:
-                self._execute(step, binding)
+                step.kernel.execute(inputs, outputs, stream=stream)
+            except Exception as error:
+                error.add_note(f"while running node {step.node.name!r}")
+                raise
+
+    def _record(self, binding: Binding, stream: Any) -> None:
+        self._backend.begin_step(stream)
+        for step, (inputs, outputs) in zip(self._steps, binding.operands, strict=True):
+            name = step.node.name
+            try:
+                step.kernel.execute(inputs, outputs, stream=stream)
+                self._backend.require_recording(stream)
+            except (DeviceLostError, ForkedProcessError):
+                raise
             except CaptureError as error:
-                name = step.node.name
                 raise CaptureError(error.stage, error.problem, kernel=name) from error
             except Exception as error:
-                raise CaptureError("record", str(error), kernel=step.node.name) from error
+                raise CaptureError("record", str(error), kernel=name) from error
 
     def _audit(self, binding: Binding) -> None:
         offenders = []
@@ -255,60 +372,4 @@ class Session:
                 found="one of another session",
                 accepted="one made by this session's bind",
             )
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """A graph of which one provider has claimed every node."""
-
-    provider: ExecutionProvider
-    claims: list[tuple[Node, Claim]]
-    specs: dict[str, TensorSpec]
-
-    def placements(self) -> tuple[Placement, ...]:
-        return tuple(
-            Placement(node.name, self.provider.name, claim.plugin, str(claim.key))
-            for node, claim in self.claims
-        )
-
-
-def _place(graph: Graph, providers: Sequence[ExecutionProvider]) -> _Placed:
-    if not providers:
-        raise InvalidInputError("providers", found="none", accepted="at least one")
-    declines: list[str] = []
-    for provider in providers:
-        placed = _claim_all(graph, provider, declines)
-        if placed is not None:
-            return placed
-    raise UnsupportedGraphError(declines)
-
-
-def _claim_all(graph: Graph, provider: ExecutionProvider, declines: list[str]) -> _Placed | None:
-    """Ask a provider for every node; specs of later inputs come from earlier answers."""
-    specs = dict(graph.inputs)
-    claims: list[tuple[Node, Claim]] = []
-    for node in graph.nodes:
-        if any(name is not None and name not in specs for name in node.inputs):
-            continue  # an earlier decline left its inputs unknown
-        inputs = [None if name is None else specs[name] for name in node.inputs]
-        version = graph.opset_version(node.domain)
-        claim = provider.claim(node, inputs, opset_version=version)
-        if not claim.match.is_supported:
-            declines.append(f"{provider.name} declines {node.name!r}: {claim.match.reason}")
-            continue
-        claims.append((node, claim))
-        specs.update(zip(node.outputs, claim.match.outputs, strict=True))
-    return _Placed(provider, claims, specs) if len(claims) == len(graph.nodes) else None
-
-
-def _check_dims(dims: Mapping[str, int], symbols: set[str]) -> None:
-    for symbol in sorted(symbols - dims.keys()):
-        raise InvalidInputError(f"dims[{symbol!r}]", found="nothing", accepted="a size")
-    for name, size in dims.items():
-        if name not in symbols:
-            accepted = ", ".join(sorted(symbols)) or "none: all sizes are known"
-            raise InvalidInputError("dims", found=repr(name), accepted=accepted)
-        is_integer = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
-        if not is_integer or not 0 <= size <= MAX_SIZE:
-            accepted = f"an integer from 0 to {MAX_SIZE}"
-            raise InvalidInputError(f"dims[{name!r}]", found=repr(size), accepted=accepted)
+        binding.require_open()

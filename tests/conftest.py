@@ -1,4 +1,8 @@
-"""Tests marked gpu run where a device is, and are skipped elsewhere unless one is required."""
+"""Tests marked gpu run where a device is, and are skipped elsewhere unless one is required.
+
+With --fake-driver the tests marked fake run, and no others, on a test double of the driver; without
+it, those that are marked fake and not gpu are left out.
+"""
 
 import os
 from collections.abc import Iterator
@@ -9,15 +13,75 @@ import pytest
 from nxrt.providers.cpu import CpuProvider
 from nxrt.providers.cuda import CudaProvider
 from nxrt.runtime import driver
+from tests.helpers.fake_driver import FakeDriver, build, load
+from tests.helpers.fake_kernels import register_all
 from tests.helpers.targets import Target
 
 IS_CUDA_REQUIRED = os.environ.get("NXRT_REQUIRE_CUDA") == "1"
+FAKE = pytest.StashKey[FakeDriver]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fake-driver",
+        action="store_true",
+        help="run the tests marked fake, on a test double of the CUDA driver (needs cc)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fake-driver"):
+        try:
+            config.stash[FAKE] = load(build(Path(config.rootpath, ".pytest_cache", "fake-driver")))
+        except RuntimeError as error:
+            raise pytest.UsageError(str(error)) from error
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if FAKE in config.stash:
+        return "driver: a test double; tests not marked fake are deselected"
+    return "driver: the real one; tests marked fake and not gpu are deselected (--fake-driver)"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def runs(item: pytest.Item) -> bool:
+        is_for_fake = item.get_closest_marker("fake") is not None
+        if FAKE in config.stash:
+            return is_for_fake
+        return not is_for_fake or item.get_closest_marker("gpu") is not None
+
+    deselected = [item for item in items if not runs(item)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if runs(item)]
 
 
 @pytest.fixture(autouse=True)
 def _require_device(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("gpu") is not None:
         require_cuda()
+
+
+@pytest.fixture(autouse=True)
+def _checked_driver(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Begin every test on the double afresh, and fail it where it misused the driver."""
+    fake = request.config.stash.get(FAKE, None)
+    if fake is None:
+        yield
+        return
+    fake.reset()
+    register_all(fake)
+    yield
+    fake.clear_faults()
+    fake.set_lazy(False)
+    fake.restore_contexts()
+    fake.check()
+
+
+@pytest.fixture
+def fake_driver(request: pytest.FixtureRequest, _checked_driver: None) -> FakeDriver:
+    """Return the control of the double; there is none without --fake-driver."""
+    return request.config.stash[FAKE]
 
 
 def require_cuda() -> None:

@@ -21,8 +21,9 @@ from nxrt.kernels.api import KernelMatch
 from nxrt.memory.budget import MemoryBudget
 from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.tier import HOST, Role
+from nxrt.placement import Placement
 from nxrt.providers.cpu import CpuProvider, CpuProviderSession
-from nxrt.session import Placement, Session
+from nxrt.session import Session
 from nxrt.storage import DeviceId, DeviceType, ForeignStorage
 from nxrt.tensor import DType, TensorSpec, TensorView
 from tests.helpers.toy_kernels import (

@@ -33,7 +33,7 @@ class Floor:
 
 
 FLOORS = (
-    Floor("0", "errors.py storage.py tensor.py graph.py", floors="0", packages="numpy"),
+    Floor("0", "errors.py locks.py storage.py tensor.py graph.py", floors="0", packages="numpy"),
     Floor("1", "memory/*.py", floors="0 1", packages="numpy pydantic"),
     Floor(
         "2",
@@ -64,8 +64,8 @@ FLOORS = (
     Floor("5", "providers/*.py", floors="0 1 2 3 4 5-cpu 5", packages="numpy"),
     Floor(
         "6",
-        "__init__.py __main__.py binding.py session.py interop.py onnx.py testing.py cli/*.py"
-        " planning/*.py",
+        "__init__.py __main__.py binding.py graph_cache.py placement.py session.py interop.py"
+        " onnx.py testing.py cli/*.py planning/*.py",
         floors="0 1 2 3 4 5-cpu 5 6",
         packages="numpy ml_dtypes pydantic",
     ),

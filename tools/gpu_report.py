@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import host_cost
 from benchmarks.__main__ import as_table, cuda_rows
 from nxrt import CudaProvider
 from nxrt.runtime import driver
@@ -36,7 +37,7 @@ def main() -> int:
     console = Console(width=120)
     status = driver.probe()
     if not status.is_available:
-        console.print(f"nothing to report: {status.reason}; {driver.REMEDY}")
+        console.print(f"nothing to report: {status.reason}; {status.remedy}")
         return 1
     LOGS.mkdir(exist_ok=True)
     RESULTS.mkdir(exist_ok=True)
@@ -47,6 +48,10 @@ def main() -> int:
         console.rule("benchmarks")
         rows = cuda_rows(provider, console)
         console.print(as_table(rows))
+        host = host_cost.measure_host_cost(provider)
+        console.print(host_cost.as_table(host))
+        cold = host_cost.measure_cold_start()
+        console.print(cold)
         report = {
             "source_digest": source_digest(),
             "date": datetime.now(UTC).date().isoformat(),
@@ -55,6 +60,8 @@ def main() -> int:
             "sanitizers": [dataclasses.asdict(result) for result in sanitizers],
             "sanitizer_errors": sum(result.num_errors for result in sanitizers),
             "benchmarks": [dataclasses.asdict(row) for row in rows],
+            "host_cost": [dataclasses.asdict(row) | {"is_met": row.is_met} for row in host],
+            "cold_start": dataclasses.asdict(cold),
         }
         path = RESULTS / f"{file_name(provider.capabilities.name)}.json"
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

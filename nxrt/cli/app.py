@@ -2,23 +2,19 @@
 
 Exit codes of `run`: 0 every row is right; 1 a row differs from the oracle; 2 the job could not run;
 3 a defect of nxrt's, with its traceback; 141 the reader of the output left. Of `plan`: 0 it fits;
-1 it does not; 2, 3 and 141 as above.
+1 it does not; 2, 3 and 141 as above. Of `cache warm` and `cache verify`: 1 something is wrong.
 """
 
 import io
 import json
-import os
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 try:
     import typer
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.text import Text
 except ModuleNotFoundError as error:
     print(
@@ -27,8 +23,9 @@ except ModuleNotFoundError as error:
     )
     raise SystemExit(2) from error
 
-from nxrt.cli import decode, doctor, plan, report
+from nxrt.cli import cache, decode, doctor, plan, report
 from nxrt.cli.job import load_job
+from nxrt.cli.output import Output, drop_output, progress_bar, reader_may_leave
 from nxrt.cli.plan_picture import check_picture_path, write_picture
 from nxrt.cli.trace import load_trace
 from nxrt.errors import JobError, NxrtError
@@ -38,7 +35,6 @@ from nxrt.planning.geometry import load_geometry
 from nxrt.runtime.environment import inspect_environment
 
 DEFECT = 3
-READER_LEFT = 141
 
 app = typer.Typer(
     add_completion=False,
@@ -46,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Custom CUDA kernels for inference engines: run a job, or see what this machine has.",
 )
+app.add_typer(cache.app, name="cache")
 
 
 @app.command()
@@ -66,7 +63,7 @@ def run(
     """Decode a trace step by step, check every row, and show what was selected."""
     loaded = load_job(job, provider=provider, top_k=top_k, budgets=_parse_budgets(budget or []))
     trace = load_trace(loaded.trace_path)
-    with _progress_bar() as progress:
+    with progress_bar() as progress:
         task = progress.add_task("open", total=trace.num_steps)
 
         def show(state: decode.Progress) -> None:
@@ -75,11 +72,11 @@ def run(
             )  # fmt: skip
 
         result = decode.run_decode(loaded, trace, show)
-    with _reader_may_leave():
+    with reader_may_leave():
         if as_json:
             typer.echo(json.dumps(report.as_data(result), indent=2))
         else:
-            report.render(result, trace, _Output())
+            report.render(result, trace, Output())
         sys.stdout.flush()
     if not result.rows_equal.all():
         raise typer.Exit(1)
@@ -91,21 +88,13 @@ def doctor_command(
 ) -> None:
     """Say what was found; exit 0 with CUDA, 1 with the CPU only, 2 with neither."""
     findings = inspect_environment()
-    with _reader_may_leave():
+    with reader_may_leave():
         if as_json:
             typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
         else:
-            doctor.render(findings, _Output())
+            doctor.render(findings, Output())
         sys.stdout.flush()
     raise typer.Exit(doctor.exit_code(findings))
-
-
-class _Output(Console):
-    """Leave a reader that went away to `_reader_may_leave`; rich would exit with 1 by itself."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        raise BrokenPipeError
 
 
 @app.command(name="plan")
@@ -135,42 +124,13 @@ def plan_command(
     )
     if picture is not None:
         write_picture(planned, picture)
-    with _reader_may_leave():
+    with reader_may_leave():
         if as_json:
             typer.echo(json.dumps(plan.as_data(planned), indent=2))
         else:
-            plan.render(planned, _Output())
+            plan.render(planned, Output())
         sys.stdout.flush()
     raise typer.Exit(plan.FITS if planned.fits else plan.DOES_NOT_FIT)
-
-
-@contextmanager
-def _reader_may_leave() -> Iterator[None]:
-    """End quietly, as a program that SIGPIPE ended, where nobody reads the output any more."""
-    try:
-        yield
-    except BrokenPipeError:
-        _drop_output()
-        raise typer.Exit(READER_LEFT) from None
-
-
-def _drop_output() -> None:
-    # What is still buffered would fail once more when the interpreter ends, and change its code.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _progress_bar() -> Progress:
-    # On the error stream, so that --json can be piped; and only where somebody watches.
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description:>6}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
 
 
 def _parse_budgets(options: list[str]) -> dict[str, str]:
@@ -201,7 +161,7 @@ def main() -> None:
         sys.exit(2)
     except OSError as error:
         print(f"error: {error.strerror or error}", file=sys.stderr)
-        _drop_output()
+        drop_output()
         sys.exit(2)
     except Exception:  # noqa: BLE001  (whatever it is: not to be mistaken for a differing row)
         traceback.print_exc()

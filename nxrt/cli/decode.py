@@ -27,11 +27,12 @@ from nxrt.kernels.dsa_index_select.spec import (
 from nxrt.kernels.numerics import widen
 from nxrt.memory.governor import MemoryGovernor, TierUsage
 from nxrt.memory.tier import Role, Tier, device_tier
+from nxrt.placement import Placement
 from nxrt.providers.base import ExecutionProvider, Replayable
 from nxrt.providers.cuda import CudaProvider
 from nxrt.providers.select import select_provider
 from nxrt.runtime.compile_cache import CacheStats
-from nxrt.session import Placement, Session
+from nxrt.session import Session
 from nxrt.tensor import DType
 
 OUTPUT = "selected_indices"

@@ -93,11 +93,14 @@ class CompileUnit:
         path: the .cu file.
         defines: preprocessor names and values.
         flags: further NVRTC options.
+        artefact: "cubin", for exactly one architecture; or "ptx", which the driver compiles when it
+            loads it. What `KernelContext.load` is given.
     """
 
     path: Path
     defines: tuple[tuple[str, str], ...] = ()
     flags: tuple[str, ...] = ()
+    artefact: str = "cubin"
 
 
 class GraphResource(Protocol):
@@ -161,8 +164,15 @@ class Kernel(ABC, Generic[StreamT_contra]):
         return CaptureSupport(False, "the kernel does not declare that it can be captured")
 
     def graph_resources(self) -> Sequence[GraphResource]:
-        """Return the memory of its own that a recording would bake in."""
+        """Return the memory of its own that recordings bake in; asked after each recording.
+
+        Replays of other threads may be enqueued between the launches of an eager execution: what
+        both would write must not be the same memory. `nxrt.runtime.workspace` sees to that.
+        """
         return ()
+
+    def forget(self) -> None:
+        """Drop references to tensors of earlier executions; called when a binding is closed."""
 
 
 class KernelFactory(ABC, Generic[ContextT_contra]):

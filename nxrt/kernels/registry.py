@@ -3,7 +3,6 @@
 It decides nothing about devices or placement; each provider has a registry of its own.
 """
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from nxrt.errors import PluginError, RegistrationError
 from nxrt.graph import Node
 from nxrt.kernels.api import KernelFactory, KernelMatch, OpKey
+from nxrt.locks import new_lock
 from nxrt.tensor import TensorSpec
 
 
@@ -58,7 +58,7 @@ class KernelRegistry:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._plugins: dict[str, KernelPlugin] = {}
 
     def register(self, plugin: KernelPlugin, *, replace: bool = False) -> None:

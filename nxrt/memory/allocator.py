@@ -4,15 +4,14 @@ The raw allocators of devices and of pinned memory are in `nxrt.runtime`; here a
 the wrapper, and plain host memory.
 """
 
-import threading
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nxrt.errors import AllocationFailedError, ClosedError, DriverError
-from nxrt.memory.deferral import release
+from nxrt.errors import AllocationFailedError, ClosedError, DriverError, LeaseRefusedError
+from nxrt.locks import new_lock
 from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.lease import MemoryLease
 from nxrt.memory.tier import HOST, Role, Tier
@@ -40,8 +39,15 @@ class Allocator(Protocol):
             MemoryError, DriverError: no memory was taken.
         """
 
-    def deallocate(self, pointer: int, nbytes: int) -> None:
-        """Give back what `allocate` returned, after every use that was enqueued before."""
+    def deallocate(self, pointer: int, nbytes: int, settle: Callable[[], None]) -> None:
+        """Give back what `allocate` returned, after every use that was enqueued before.
+
+        Does not wait and does not raise: `settle` is called, from any thread, once the memory
+        really is back. Bytes that may still be taken are not offered to anybody else before that.
+        """
+
+    def reclaim(self) -> bool:
+        """Wait for what was given back and is still in use; say whether that freed anything."""
 
     def anchor(self, pointer: int) -> object:
         """Return what keeps the memory valid beyond `deallocate`, None where nothing can."""
@@ -58,7 +64,7 @@ class Buffer:
         self._pointer = pointer
         self._lease = lease
         self._allocator = allocator
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._anchor = allocator.anchor(pointer) if lease.nbytes else None
         self._is_closed = False
 
@@ -85,22 +91,16 @@ class Buffer:
         return self._allocator.device
 
     def close(self) -> None:
-        """Free the memory, then give the lease back; after the recording, if this thread records.
-
-        Should freeing fail, the lease stays charged: bytes that may still be taken are not offered
-        to anybody else.
-        """
+        """Free the memory, then give the lease back: at once, or when the device has passed it."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
-        release(self._give_back)
-
-    def _give_back(self) -> None:
-        if self.nbytes:
-            self._allocator.deallocate(self._pointer, self.nbytes)
         self._anchor = None
-        self._lease.close()
+        if self.nbytes:
+            self._allocator.deallocate(self._pointer, self.nbytes, self._lease.close)
+        else:
+            self._lease.close()
 
     def __enter__(self) -> Self:
         return self
@@ -130,26 +130,44 @@ class LeasedAllocator:
             DriverError: the driver failed for another reason; the lease is back.
             InvalidInputError: `nbytes` is not a size.
         """
-        with ExitStack() as undo:
-            tier = self._upstream.tier
-            lease = undo.enter_context(
-                self._governor.reserve(tier, nbytes, role=role, holder=holder)
-            )
-            buffer = Buffer(self._raw(lease), lease, self._upstream)
-            undo.pop_all()
-            return buffer
+        lease = self._leased(nbytes, role, holder)
+        try:
+            return Buffer(self._raw(lease), lease, self._upstream)
+        except Exception:
+            # After an interrupt nobody knows whether memory was taken, so that stays charged.
+            lease.close()
+            raise
+
+    def _leased(self, nbytes: int, role: Role, holder: str) -> MemoryLease:
+        tier = self._upstream.tier
+        try:
+            return self._governor.reserve(tier, nbytes, role=role, holder=holder)
+        except LeaseRefusedError:
+            # Memory that was closed while the device still used it is charged until it passed.
+            if not self._upstream.reclaim():
+                raise
+        return self._governor.reserve(tier, nbytes, role=role, holder=holder)
 
     def _raw(self, lease: MemoryLease) -> int:
         if lease.nbytes == 0:
             return 0
         try:
-            return self._upstream.allocate(lease.nbytes)
+            return self._allocated(lease.nbytes)
         except (MemoryError, DriverError) as error:
             if isinstance(error, DriverError) and error.code != OUT_OF_MEMORY:
                 raise  # a lost context, say: not a matter of memory
             raise AllocationFailedError(
                 str(lease.tier), requested=lease.nbytes, holder=lease.holder, reason=str(error)
             ) from error
+
+    def _allocated(self, nbytes: int) -> int:
+        try:
+            return self._upstream.allocate(nbytes)
+        except (MemoryError, DriverError) as error:
+            is_full = not isinstance(error, DriverError) or error.code == OUT_OF_MEMORY
+            if not (is_full and self._upstream.reclaim()):
+                raise
+        return self._upstream.allocate(nbytes)
 
 
 class HostAllocator:
@@ -173,9 +191,14 @@ class HostAllocator:
         self._blocks[pointer] = block
         return pointer
 
-    def deallocate(self, pointer: int, nbytes: int) -> None:  # noqa: ARG002  (the protocol's)
+    def deallocate(self, pointer: int, nbytes: int, settle: Callable[[], None]) -> None:  # noqa: ARG002  (the protocol's)
         """Let the bytes go; they stay as long as an array over them does."""
         del self._blocks[pointer]
+        settle()
+
+    def reclaim(self) -> bool:
+        """Say no: nothing is ever given back late."""
+        return False
 
     def anchor(self, pointer: int) -> object:
         """Return the block."""

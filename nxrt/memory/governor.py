@@ -3,13 +3,13 @@
 The governor never allocates, frees or takes memory away; it counts, and says no.
 """
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from nxrt.errors import InvalidInputError, LeaseRefusedError, SizeOverflowError
+from nxrt.locks import new_lock
 from nxrt.memory.budget import MemoryBudget, measured_host_capacity
 from nxrt.memory.lease import MemoryLease
 from nxrt.memory.tier import HOST, PINNED, Role, Tier
@@ -89,7 +89,7 @@ class MemoryGovernor:
         host_capacity = measured_host_capacity()
         measured = {} if host_capacity is None else {HOST: host_capacity, PINNED: host_capacity}
         self._capacities = measured | dict(capacities or {})
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._books: dict[Tier, _TierBook] = {}
         self._open: dict[int, tuple[Tier, Role, str, int]] = {}
 

@@ -23,6 +23,8 @@ class MemoryLease:
         release: called with the lease by every `close`; it must ignore all but the first.
     """
 
+    is_closed = True  # until `__init__` is through: what an interrupt left half-made holds nothing
+
     def __init__(
         self,
         tier: Tier,
@@ -35,8 +37,8 @@ class MemoryLease:
         self.nbytes = nbytes
         self.role = role
         self.holder = holder
-        self.is_closed = False
         self._release = release
+        self.is_closed = False
 
     def close(self) -> None:
         """Give the bytes back; a second call does nothing."""

@@ -15,7 +15,7 @@ from nxrt.memory.budget import MemoryBudget
 from nxrt.memory.state_bytes import StateGroupLayout
 from nxrt.memory.tier import PINNED, Role, Tier, device_tier
 from nxrt.planning.geometry import MAX_COUNT, Geometry, LatentGeometry, StateGroupGeometry
-from nxrt.providers.cuda import GRAPH_NBYTES
+from nxrt.providers.cuda_session import GRAPH_NBYTES
 from nxrt.storage import checked_int
 from nxrt.tensor import checked_product
 

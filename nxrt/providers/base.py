@@ -6,6 +6,8 @@ opened it, under that session's governor.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from numpy.typing import NDArray
@@ -37,11 +39,22 @@ class Replayable(Protocol):
     def num_replays(self) -> int:
         """Return how often it was replayed."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Say whether it was closed."""
+
+    @property
+    def is_update(self) -> bool:
+        """Say whether the executable of another graph was updated, and not a new one made."""
+
+    def release_memory(self) -> None:
+        """End all replaying and give up everything but what `reuse` takes over."""
+
     def replay(self) -> None:
-        """Enqueue the graph. Raises ClosedError, DriverError."""
+        """Enqueue the graph; as `CapturedGraph.replay`, for what it raises too."""
 
     def close(self) -> None:
-        """Wait for the last replay and give everything up; may be repeated."""
+        """Give everything up once the last replay has passed; may be repeated."""
 
 
 class ProviderSession(ABC):
@@ -74,11 +87,39 @@ class ProviderSession(ABC):
 
     @abstractmethod
     def download(self, target: NDArray[Any], view: TensorView) -> None:
-        """Copy a whole contiguous view into an array, after everything enqueued before."""
+        """Copy a whole contiguous view into an array, after everything enqueued before.
+
+        Raises: as `synchronize`.
+        """
+
+    def begin_step(self, stream: Any) -> None:  # noqa: B027
+        """Note that a run of the graph begins on a stream; enqueued, so that graphs repeat it."""
+
+    def require_recording(self, stream: Any) -> None:  # noqa: B027
+        """Raise CaptureError where something has invalidated a recording that is going on."""
+
+    @abstractmethod
+    def ordered_with(self, stream: object | None) -> AbstractContextManager[None]:
+        """Order what is enqueued inside the with-block after, and before, another stream's work.
+
+        Args:
+            stream: an object with `__cuda_stream__`, or the driver's handle as an integer; what it
+                has so far is waited for, and what it gets later waits. None orders nothing.
+
+        Raises:
+            InvalidInputError: it is no stream of this provider's device.
+            CaptureError: its owner is capturing it.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for everything enqueued. Raises DriverError for faults of earlier kernels."""
+        """Wait for everything enqueued; faults that kernels met are raised here.
+
+        Raises:
+            DriverError: an earlier kernel failed.
+            DeviceFaultError: an earlier kernel met bad data.
+            CaptureError: this thread records a graph.
+        """
 
     @abstractmethod
     def capture_support(self) -> CaptureSupport:
@@ -87,17 +128,20 @@ class ProviderSession(ABC):
     @abstractmethod
     def capture(
         self,
-        record: Callable[[], None],
+        record: Callable[[Any], None],
         *,
-        resources: Sequence[GraphResource],
+        resources: Callable[[], Sequence[GraphResource]],
         kept: Sequence[object],
+        reuse: Replayable | None = None,
     ) -> Replayable:
         """Record what `record` enqueues.
 
         Args:
-            record: enqueues the work; runs once.
-            resources: the graph takes a handle of its own on each.
+            record: enqueues the work on the stream that it is given; runs once.
+            resources: asked after the recording; the graph takes a handle of its own on each.
             kept: kept referenced by the graph.
+            reuse: a graph of this session's that is closed by this call, whatever comes of it; its
+                executable is updated where the new graph has its shape.
 
         Raises:
             CaptureError: nothing is left behind.
@@ -108,15 +152,28 @@ class ProviderSession(ABC):
         """Wait for the device, then give everything up; may be repeated."""
 
 
+@dataclass(frozen=True)
+class Health:
+    """Say whether a provider can still run kernels, and what broke it where it cannot."""
+
+    is_ready: bool
+    reason: str = ""
+
+
 class ExecutionProvider(ABC):
     """Claim nodes for one device.
 
-    A context manager; close it after every session that uses it.
+    A context manager. Sessions and memory that are still open keep the device beyond its closing.
     """
 
     name: str
     device: DeviceId
     registry: KernelRegistry
+
+    @property
+    def health(self) -> Health:
+        """Say whether kernels can run; costs nothing."""
+        return Health(True)
 
     def claim(
         self, node: Node, inputs: Sequence[TensorSpec | None], *, opset_version: int

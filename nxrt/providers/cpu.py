@@ -4,11 +4,12 @@ Its results define what every other provider must return.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from numpy.typing import NDArray
 
-from nxrt.errors import CaptureDeclinedError
+from nxrt.errors import CaptureDeclinedError, InvalidInputError
 from nxrt.graph import Node
 from nxrt.kernels.api import CaptureSupport, GraphResource, Kernel
 from nxrt.kernels.dsa_index_select.reference import DsaIndexSelectReferenceFactory
@@ -71,6 +72,13 @@ class CpuProviderSession(ProviderSession):
         """Copy at once."""
         target[...] = view.to_array()
 
+    def ordered_with(self, stream: object | None) -> AbstractContextManager[None]:
+        """Order nothing; raises InvalidInputError for a stream: there are none on the CPU."""
+        if stream is not None:
+            accepted = "None: the CPU has no streams"
+            raise InvalidInputError("stream", found=repr(stream), accepted=accepted)
+        return nullcontext()
+
     def synchronize(self) -> None:
         """Do nothing: everything is done when its call returns."""
 
@@ -80,10 +88,11 @@ class CpuProviderSession(ProviderSession):
 
     def capture(
         self,
-        record: Callable[[], None],  # noqa: ARG002
+        record: Callable[[Any], None],  # noqa: ARG002
         *,
-        resources: Sequence[GraphResource],  # noqa: ARG002
+        resources: Callable[[], Sequence[GraphResource]],  # noqa: ARG002
         kept: Sequence[object],  # noqa: ARG002
+        reuse: Replayable | None = None,  # noqa: ARG002
     ) -> Replayable:
         """Decline. Raises CaptureDeclinedError."""
         raise CaptureDeclinedError([("cpu", self.capture_support().reason)])

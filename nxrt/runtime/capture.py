@@ -1,83 +1,200 @@
-"""CUDA graphs: record a stream, make it executable, replay it.
+"""CUDA graphs: record work, make it executable, replay it, update it, give it up.
 
 Who may be recorded is asked before, by the session; here is the mechanism, and the promise that a
-failed capture leaves no trace.
+failed capture leaves no trace. Work is recorded from a stream that exists for the recording alone,
+so that nothing other threads do on the replaying stream can join or break it.
 """
 
+import itertools
+import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Protocol, Self
 
-from nxrt.errors import CaptureError, ClosedError, DriverError, NxrtError
-from nxrt.memory.deferral import releases_deferred
+from nxrt.errors import (
+    CaptureError,
+    ClosedError,
+    DeviceLostError,
+    DriverError,
+    ForkedProcessError,
+    NxrtError,
+)
+from nxrt.locks import new_lock
 from nxrt.runtime import driver
 from nxrt.runtime.driver import Handle
+from nxrt.runtime.recording import (
+    is_recording,
+    refuse_recording,
+    refused,
+    while_recording,
+)
 from nxrt.runtime.stream import Stream
+
+_log = logging.getLogger(__name__)
+
+_generations = itertools.count(1)
+_graph_launch = driver.api.cuGraphLaunch
+_UPDATE_REFUSED = 910
+_MAX_ATTEMPTS = 8
+_REPLAY_TIMEOUT_S = 30.0
 
 
 class Closable(Protocol):
     """Something a graph owns and gives up when it is closed."""
 
     def close(self) -> None:
-        """Give it up; may be repeated."""
+        """Give it up; may be repeated; must not raise."""
+
+
+class Executable:
+    """Own the driver's executable form of a graph, and the lease that pays for it."""
+
+    def __init__(self, stream: Stream, graph: Handle, lease: Closable) -> None:
+        self._device = stream.device
+        self._lease = lease
+        self._is_closed = False
+        self.handle: Handle = self._device.create(driver.api.cuGraphInstantiate, graph, 0)
+
+    def update(self, graph: Handle) -> bool:
+        """Take over addresses, arguments and grids; say no where the shape of the graph differs.
+
+        Raises:
+            DriverError: for another reason than the graph's shape.
+        """
+        try:
+            self._device.create(driver.api.cuGraphExecUpdate, self.handle, graph)
+        except DriverError as error:
+            if error.code != _UPDATE_REFUSED:
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        """Destroy it; replays that were enqueued still run. May be repeated."""
+        if not self._is_closed:
+            self._is_closed = True
+            destroy, settle = driver.api.cuGraphExecDestroy, self._lease.close
+            self._device.releases.submit(destroy, self.handle, settle=settle)
 
 
 class CapturedGraph:
     """Own an executable graph and a handle on everything whose address is baked into it.
 
-    A context manager. Replay takes no lock and allocates nothing.
+    A context manager. `replay` takes no lock and allocates nothing; any thread may replay, and any
+    may close.
     """
 
     def __init__(
         self,
-        executable: Handle,
+        executable: Executable,
         stream: Stream,
         *,
         owned: ExitStack,
         kept: Sequence[object],
         num_nodes: int,
+        is_update: bool,
     ) -> None:
-        self._executable = executable
-        self._stream = stream
+        self.stream = stream
+        self.generation = next(_generations)
+        """Names this graph among all of the process; no other has the number."""
+        self.num_nodes = num_nodes
+        self.num_replays = 0
+        self.is_update = is_update
+        """Say whether the executable of another graph was updated, and not a new one made."""
+        self._executable: Executable | None = executable
+        self._handle = executable.handle
+        self._stream_handle = stream.native
+        self._device = stream.device
         self._owned = owned
         self._kept = tuple(kept)
         self._is_closed = False
-        self.num_nodes = num_nodes
-        self.num_replays = 0
+        self._is_quiet = True
+        self._closing = new_lock()
+        # One entry for each thread that is inside `replay`. Appending comes before looking at
+        # `_is_closed`, closing sets that before looking here: one of them sees the other.
+        self._inside: list[None] = []
+
+    @property
+    def handle(self) -> Handle:
+        """Return the driver's executable graph; raises ClosedError."""
+        if self._is_closed:
+            raise ClosedError("captured graph")
+        return self._handle
+
+    @property
+    def is_closed(self) -> bool:
+        """Say whether it was closed."""
+        return self._is_closed
 
     def replay(self) -> None:
-        """Launch the whole graph on the stream it was recorded from.
+        """Launch the whole graph on the stream it was captured for.
 
         Raises:
             ClosedError: the graph is closed.
-            CaptureError: the stream is being recorded.
-            DriverError: the launch was refused.
+            CaptureError: this thread records a graph.
+            DriverError: the launch was refused, or an earlier kernel lost the context.
 
         Stream: the graph is enqueued; nothing waits.
         """
+        inside = self._inside
+        inside.append(None)
+        try:
+            if self._is_closed or self._device.fault is not None or is_recording():
+                self._refuse()
+            try:
+                (outcome,) = _graph_launch(self._handle, self._stream_handle)
+            except (KeyError, ValueError, RuntimeError) as error:
+                outcome = error
+            if outcome is not driver.SUCCESS:
+                self._device.failed(_graph_launch, outcome)
+            self.num_replays += 1
+        finally:
+            inside.pop()
+
+    def _refuse(self) -> None:
         if self._is_closed:
             raise ClosedError("captured graph")
-        self._stream.refuse_capture("a graph of the stream was replayed")
-        with self._stream.device.current():
-            driver.call(driver.api.cuGraphLaunch, self._executable, self._stream.handle)
-        self.num_replays += 1
+        if self._device.fault is not None:
+            raise self._device.fault()
+        refuse_recording("a graph was replayed")
 
     def close(self) -> None:
-        """Wait for the last replay, destroy the graph, give up what it owned; once.
+        """Destroy the graph, and give up what it owned once the last replay has passed.
 
-        Not while another thread replays it.
+        May be repeated. The memory goes back without anybody waiting for it.
 
         Raises:
-            CaptureError: the stream is being recorded; the graph stays open.
-            DriverError: a kernel failed; everything was given up all the same.
+            CaptureError: this thread records a graph; the graph stays open.
         """
-        if self._is_closed:
-            return
-        self._stream.refuse_capture("a graph of the stream was closed")
+        refuse_recording("a graph was closed")
+        executable = self.retire()
+        if executable is not None:
+            executable.close()
+
+    def release_memory(self) -> None:
+        """End all replaying and give up everything but the executable; may be repeated."""
         self._is_closed = True
-        with self._owned:
-            self._stream.synchronize()
-        self._kept = ()
+        with self._closing:
+            self._is_quiet = self._wait_for_replays()
+            self._owned.close()
+            self._kept = ()
+
+    def retire(self) -> Executable | None:
+        """Close the graph but hand out its executable, once, for another graph to take over."""
+        self.release_memory()
+        with self._closing:
+            executable, self._executable = self._executable, None
+        if self._is_quiet:
+            return executable
+        _log.error("a replay did not return in %.0f s; its graph stays", _REPLAY_TIMEOUT_S)
+        return None
+
+    def _wait_for_replays(self) -> bool:
+        deadline = time.monotonic() + _REPLAY_TIMEOUT_S
+        while self._inside and time.monotonic() < deadline:
+            time.sleep(0)
+        return not self._inside
 
     def __enter__(self) -> Self:
         return self
@@ -88,76 +205,153 @@ class CapturedGraph:
 
 def capture(
     stream: Stream,
-    record: Callable[[], None],
+    record: Callable[[Stream], None],
     *,
-    owned: Sequence[Closable],
+    lease: Callable[[], Closable],
+    resources: Callable[[], Sequence["Shared"]],
     kept: Sequence[object] = (),
+    reuse: Executable | None = None,
 ) -> CapturedGraph:
-    """Record what `record` enqueues on the stream and return it as an executable graph.
+    """Record work and return it as a graph that is replayed on `stream`.
 
     Args:
-        stream: must not be capturing.
-        record: enqueues the work; runs once.
-        owned: closed with the graph; closed here too should the capture fail.
+        stream: where the graph will be replayed; nothing is enqueued on it.
+        record: enqueues the work on the stream it is given; runs once.
+        lease: pays for a new executable; not called where `reuse` serves.
+        resources: asked after the recording; the graph takes a handle of its own on each.
         kept: kept referenced until the graph is closed.
+        reuse: the executable of a retired graph, which is updated where the new graph has its
+            shape, and closed otherwise.
 
     Raises:
-        CaptureError: with the first cause; the stream is usable and `owned` is closed.
-
-    Stream: nothing is executed; the graph is uploaded.
+        CaptureError: with the first cause; nothing is left behind, and `reuse` is closed.
+        LeaseRefusedError: from `lease`; likewise.
     """
-    with releases_deferred(), stream.device.current(), ExitStack() as undo:
-        for resource in owned:
-            undo.callback(resource.close)
-        with ExitStack() as recorded:
-            graph = _record(stream, record)
-            recorded.callback(driver.call, driver.api.cuGraphDestroy, graph)
-            num_nodes = _stage("instantiate", driver.api.cuGraphGetNodes, graph, 0)[1]
-            executable = _stage("instantiate", driver.api.cuGraphInstantiate, graph, 0)
-            undo.callback(_destroy_executable, stream, executable)
-            _stage("upload", driver.api.cuGraphUpload, executable, stream.handle)
-        return CapturedGraph(
-            executable, stream, owned=undo.pop_all(), kept=kept, num_nodes=num_nodes
+    with ExitStack() as undo:
+        if reuse is not None:
+            undo.callback(reuse.close)
+        owned = undo.enter_context(ExitStack())
+        graph = _recorded(stream, record)
+        try:
+            for resource in resources():
+                owned.callback(resource.share().close)
+            num_nodes = _stage("instantiate", stream, driver.api.cuGraphGetNodes, graph, 0)[1]
+            executable = _executable(stream, graph, lease, reuse)
+            undo.callback(executable.close)
+            _stage("upload", stream, driver.api.cuGraphUpload, executable.handle, stream.handle)
+        finally:
+            stream.device.releases.submit(driver.api.cuGraphDestroy, graph)
+        captured = CapturedGraph(
+            executable,
+            stream,
+            owned=owned.pop_all(),
+            kept=kept,
+            num_nodes=num_nodes,
+            is_update=executable is reuse,
         )
+        undo.pop_all()
+        return captured
 
 
-def _record(stream: Stream, record: Callable[[], None]) -> Handle:
-    if stream.is_capturing:
-        raise CaptureError("begin", "the stream is already being recorded; end that capture first")
-    mode = driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+class Shared(Protocol):
+    """Memory of which a graph takes a handle."""
+
+    def share(self) -> Closable:
+        """Return a further handle."""
+
+
+def _executable(
+    stream: Stream, graph: Handle, lease: Callable[[], Closable], reuse: Executable | None
+) -> Executable:
     try:
-        stream.is_capturing = True
-        _stage("begin", driver.api.cuStreamBeginCapture, stream.handle, mode)
-        record()
-        graph = _stage("end", driver.api.cuStreamEndCapture, stream.handle)
-    except BaseException as error:
-        _abandon(stream)
-        if isinstance(error, CaptureError) or not isinstance(error, Exception):
-            raise
-        raise CaptureError("record", str(error)) from error
-    finally:
-        stream.is_capturing = False
+        if reuse is not None and reuse.update(graph):
+            return reuse
+        if reuse is not None:
+            _log.info("a graph of another shape cannot be updated; it is instantiated anew")
+            reuse.close()
+        with ExitStack() as undo:
+            paid = lease()
+            undo.callback(paid.close)
+            executable = Executable(stream, graph, paid)
+            undo.pop_all()
+            return executable
+    except DriverError as error:
+        raise CaptureError("instantiate", str(error)) from error
+
+
+def _recorded(stream: Stream, record: Callable[[Stream], None]) -> Handle:
+    """Return the driver's graph of what `record` enqueues."""
+    graph = while_recording(lambda: _ended(stream, record))
     if graph is None or int(graph) == 0:
         raise CaptureError("end", "the driver returned no graph; a call inside invalidated it")
     return graph
 
 
-def _abandon(stream: Stream) -> None:
-    # Only ending the capture makes the stream usable again. The error it reports is an echo of the
-    # first cause, or says that nothing was being recorded.
-    with suppress(DriverError):
-        graph = driver.call(driver.api.cuStreamEndCapture, stream.handle)
-        if graph is not None and int(graph) != 0:
-            driver.call(driver.api.cuGraphDestroy, graph)
+def _ended(stream: Stream, record: Callable[[Stream], None]) -> Handle:
+    with ExitStack() as undo:
+        source = _source(stream)
+        undo.callback(source.close)
+        undo.callback(_abandon, source)  # from the very beginning: an interrupt may come anywhere
+        mode = driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        _stage("begin", stream, driver.api.cuStreamBeginCapture, source.handle, mode)
+        try:
+            record(source)
+        except BaseException as error:
+            if isinstance(error, CaptureError) or not isinstance(error, Exception):
+                raise
+            raise CaptureError("record", str(error)) from error
+        return _stage("end", stream, driver.api.cuStreamEndCapture, source.handle)
 
 
-def _stage(stage: str, function: Callable[..., object], *args: object) -> Handle:
+def _source(stream: Stream) -> Stream:
     try:
-        return driver.call(function, *args)
+        return Stream(stream.device, replayed_on=stream)
+    except DriverError as error:
+        if isinstance(error, DeviceLostError):
+            raise
+        raise CaptureError("begin", str(error)) from error
+
+
+def require_recording(stream: Stream) -> None:
+    """Raise CaptureError where the recording of this stream is not all that was asked for.
+
+    Something invalidated it, or was refused and hidden: then it is missing in every replay.
+    """
+    refusal = refused()
+    if refusal is not None:
+        raise CaptureError("record", refusal.problem) from refusal
+    status = int(stream.device.call(driver.api.cuStreamIsCapturing, stream.handle))
+    if status != _ACTIVE:
+        raise CaptureError(
+            "record",
+            "it made a driver call that is not permitted while recording (waiting, allocating,"
+            " freeing, or a launch that was refused), and the recording is lost",
+        )
+
+
+_NONE, _ACTIVE = 0, 1  # what cuStreamIsCapturing answers
+
+
+def _abandon(source: Stream) -> None:
+    """End a recording that nobody will use; do nothing where none is going on."""
+    for _ in range(_MAX_ATTEMPTS):
+        # An error is an echo of the first cause, and the recording may be over all the same.
+        with suppress(NxrtError):
+            status = int(source.device.call(driver.api.cuStreamIsCapturing, source.handle))
+            if status == _NONE:
+                return
+        with suppress(NxrtError):
+            graph = source.device.call(driver.api.cuStreamEndCapture, source.handle)
+            if graph is not None and int(graph) != 0:
+                source.device.releases.submit(driver.api.cuGraphDestroy, graph)
+        if source.device.is_lost:
+            return
+
+
+def _stage(stage: str, stream: Stream, function: Callable[..., object], *args: object) -> Handle:
+    try:
+        return stream.device.create(function, *args)
+    except (DeviceLostError, ForkedProcessError):
+        raise  # nothing about this capture
     except NxrtError as error:
         raise CaptureError(stage, str(error)) from error
-
-
-def _destroy_executable(stream: Stream, executable: Handle) -> None:
-    with stream.device.current():
-        driver.call(driver.api.cuGraphExecDestroy, executable)

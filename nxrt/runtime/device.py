@@ -3,14 +3,28 @@
 Streams, memory and modules are made from a Device by the other modules of this folder.
 """
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
-from nxrt.errors import ClosedError, InvalidInputError
+from nxrt.errors import (
+    ClosedError,
+    DeviceLostError,
+    DriverError,
+    ForkedProcessError,
+    InvalidInputError,
+    NxrtError,
+)
+from nxrt.locks import new_lock
 from nxrt.runtime import driver
+from nxrt.runtime.release import ReleaseQueue
 from nxrt.storage import DeviceId, DeviceType
+
+_log = logging.getLogger(__name__)
+
+_MAX_ATTEMPTS = 8
 
 
 @dataclass(frozen=True)
@@ -57,11 +71,18 @@ class Capabilities:
 class Device:
     """Hold the primary context of one device, shared with every other library in the process.
 
+    The context lives until the last `DeviceUse` is closed; the first belongs to whoever made the
+    Device, who closes it with `close`. Any thread may call.
+
+    A failure that destroys the context makes the device lost: from then on every call raises
+    DeviceLostError without asking the driver, and releases do nothing.
+
     Args:
         ordinal: as the driver counts.
 
     Raises:
         DriverUnavailableError: there is no driver or no device.
+        ForkedProcessError: the process is the forked child of one that used CUDA.
         InvalidInputError: there is no device of that number.
     """
 
@@ -71,37 +92,147 @@ class Device:
         if isinstance(ordinal, bool) or not isinstance(ordinal, int) or not 0 <= ordinal < count:
             raise InvalidInputError("device", found=repr(ordinal), accepted=f"0 to {count - 1}")
         self.id = DeviceId(DeviceType.CUDA, ordinal)
+        self.fault: Callable[[], NxrtError] | None = None
+        """Makes the error that every call raises; None while the device works."""
         self._handle = driver.call(driver.api.cuDeviceGet, ordinal)
         self.capabilities = _read_capabilities(self._handle)
+        self._lock = new_lock()
+        self._num_users = 0
+        self.releases = ReleaseQueue(self)
         self._context = driver.call(driver.api.cuDevicePrimaryCtxRetain, self._handle)
-        self._num_users = 1
-        self._lock = threading.Lock()
+        self._own_use = self.retain()
+        driver.tell_when_forked(self)
+
+    @property
+    def is_lost(self) -> bool:
+        """Say whether the driver is not asked any more: a fault, a fork, or everything closed."""
+        return self.fault is not None
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Make a driver call that needs no current context; see `driver.call`.
+
+        Raises:
+            DriverError: the call failed.
+            DeviceLostError: an earlier one destroyed the context.
+            ClosedError, ForkedProcessError: nobody uses the device any more, or it is the parent's.
+        """
+        if self.fault is not None:
+            raise self.fault()
+        try:
+            return driver.call(function, *args)
+        except DriverError as error:
+            self.note(error)
+            raise
+
+    def create(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Make a driver call with this device's context current; raises as `call` does.
+
+        What was current on this thread before is current again afterwards.
+        """
+        self.call(driver.api.cuCtxPushCurrent, self._context)
+        try:
+            return self.call(function, *args)
+        finally:
+            self._pop()
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make this device's context current on this thread, and put back what was before."""
-        if self._num_users == 0:
-            raise ClosedError(f"device {self.id}")
-        driver.call(driver.api.cuCtxPushCurrent, self._context)
+        """Make this device's context current on this thread, and put back what was before.
+
+        nxrt's own launches and copies need no current context; other libraries' may.
+        """
+        self.call(driver.api.cuCtxPushCurrent, self._context)
         try:
             yield
         finally:
-            driver.call(driver.api.cuCtxPopCurrent)
+            self._pop()
 
-    def retain(self) -> None:
-        """Add a user, who closes the device as well. Raises ClosedError on a closed device."""
+    def note(self, error: DriverError) -> None:
+        """Remember a failure after which the context never works again; the first one counts."""
+        if error.code in driver.LOST_CODES and self.fault is None:
+            self.fault = lambda: DeviceLostError(str(self.id), error)
+
+    def failed(self, function: Callable[..., Any], outcome: Any) -> None:
+        """Raise the typed error of a call made without `call`; nothing where it was a success.
+
+        Args:
+            function: the driver's.
+            outcome: its status, or what the bindings raised.
+        """
+        error = driver.failure_of(function, outcome)
+        if isinstance(error, DriverError):
+            self.note(error)
+        if error is not None:
+            raise error
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+    def forked(self) -> None:
+        """Take note of being the parent's; called in a forked child."""
+        self.fault = ForkedProcessError
+
+    def retain(self) -> "DeviceUse":
+        """Add a user. Raises ClosedError on a device that nobody uses any more."""
         with self._lock:
-            if self._num_users == 0:
+            if self._num_users == 0 and hasattr(self, "_own_use"):
                 raise ClosedError(f"device {self.id}")
             self._num_users += 1
+        return DeviceUse(self)
 
     def close(self) -> None:
-        """Give up one use; the last releases the primary context. More closes do nothing."""
+        """Give up the maker's use; may be repeated. Raises nothing."""
+        self._own_use.close()
+
+    def _give_up(self) -> None:
         with self._lock:
-            is_last = self._num_users == 1
-            self._num_users = max(0, self._num_users - 1)
-        if is_last:
-            driver.call(driver.api.cuDevicePrimaryCtxRelease, self._handle)
+            self._num_users -= 1
+            if self._num_users:
+                return
+        try:
+            with suppress(NxrtError):
+                self.releases.drain()
+            if not self.is_lost:
+                self._insist(driver.api.cuDevicePrimaryCtxRelease, self._handle)
+        finally:
+            if self.fault is None:
+                self.fault = lambda: ClosedError(f"device {self.id}")
+
+    def _pop(self) -> None:
+        # The result of the call in between must not be lost because of this one.
+        self._insist(driver.api.cuCtxPopCurrent)
+
+    def _insist(self, function: Callable[..., Any], *args: Any) -> None:
+        """Make a call that gives something back: nobody could do better than to try again."""
+        for _ in range(_MAX_ATTEMPTS):
+            try:
+                driver.call(function, *args)
+            except DriverError as error:
+                self.note(error)
+                if self.is_lost:
+                    return
+                failure = error
+            except NxrtError:  # a forked child
+                return
+            else:
+                return
+        _log.error("%s: gave up after %d attempts: %s", self.id, _MAX_ATTEMPTS, failure)
+
+
+class DeviceUse:
+    """Keep a device's context alive until closed; `close` counts once and raises nothing."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = new_lock()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Give up the use; the last one releases the context. May be repeated."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._device._give_up()  # noqa: SLF001  (a use is part of its device)
 
 
 def _read_capabilities(handle: driver.Handle) -> Capabilities:

@@ -73,7 +73,7 @@ def _package(name: str) -> Finding:
 def _driver_and_devices() -> list[Finding]:
     status = driver.probe()
     if not status.is_available:
-        return [Finding("driver", False, status.reason, driver.REMEDY, "cuda")]
+        return [Finding("driver", False, status.reason, status.remedy, "cuda")]
     findings = [Finding("driver", True, status.reason)]
     for ordinal in range(status.num_devices):
         try:

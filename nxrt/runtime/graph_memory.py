@@ -5,10 +5,10 @@ their lease go back when the last handle is closed. It works over any allocator.
 """
 
 import itertools
-import threading
 from typing import Self
 
 from nxrt.errors import ClosedError
+from nxrt.locks import new_lock
 from nxrt.memory.allocator import Buffer, LeasedAllocator
 from nxrt.memory.tier import Role
 from nxrt.storage import DeviceId
@@ -23,7 +23,7 @@ class _SharedBuffer:
         self.buffer = buffer
         self.identity = next(_identities)
         self.num_handles = 1
-        self.lock = threading.Lock()
+        self.lock = new_lock()
 
 
 class GraphAllocation:

@@ -7,17 +7,21 @@ launch code.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from nxrt.memory.deferral import release
+from nxrt.errors import ClosedError, DriverError, InvalidInputError
 from nxrt.runtime import driver
 from nxrt.runtime.device import Device
 from nxrt.runtime.driver import Handle
+from nxrt.runtime.recording import is_recording, refuse_recording
 from nxrt.runtime.stream import Stream
 
 _SLOT_NBYTES = 8
 _FORMATS = {"pointer": "Q", "u64": "Q", "i64": "q", "u32": "I4x", "i32": "i4x", "f32": "f4x"}
+_NBYTES = {"pointer": 8, "u64": 8, "i64": 8, "u32": 4, "i32": 4, "f32": 4}
+_FUNCTION_NOT_FOUND = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,17 @@ class KernelArguments:
 
     Args:
         kinds: for each argument in kernel order "pointer", "u64", "i64", "u32", "i32" or "f32".
+
+    Raises:
+        InvalidInputError: a kind is none of these.
     """
 
     def __init__(self, kinds: Sequence[str]) -> None:
+        for kind in kinds:
+            if kind not in _FORMATS:
+                accepted = ", ".join(_FORMATS)
+                raise InvalidInputError("argument kind", found=repr(kind), accepted=accepted)
+        self.kinds = tuple(kinds)
         self._pack = struct.Struct("<" + "".join(_FORMATS[kind] for kind in kinds))
         self._values = bytearray(self._pack.size)
         base = np.frombuffer(self._values, np.uint8).__array_interface__["data"][0]
@@ -54,8 +66,17 @@ class KernelArguments:
         self.address: int = self._addresses.__array_interface__["data"][0]
 
     def set(self, *values: float) -> None:
-        """Write all values, in kernel order. Raises struct.error on a wrong count or type."""
-        self._pack.pack_into(self._values, 0, *values)
+        """Write all values, in kernel order.
+
+        Raises:
+            InvalidInputError: there are too many or too few, or one does not fit its kind; what
+                was written before stays in part, so set again before a launch.
+        """
+        try:
+            self._pack.pack_into(self._values, 0, *values)
+        except (struct.error, OverflowError) as error:
+            found, accepted = f"{values!r} ({error})", f"one value for each of {self.kinds}"
+            raise InvalidInputError("kernel arguments", found=found, accepted=accepted) from error
 
 
 class Module:
@@ -63,34 +84,31 @@ class Module:
 
     Args:
         device: where to load.
-        cubin: checked bytes for exactly that device's architecture.
+        image: checked bytes, for exactly that device's architecture or as PTX.
 
     Raises:
         DriverError: the driver does not take the code.
+        CaptureError: this thread records a graph; loading waits for the device.
     """
 
-    def __init__(self, device: Device, cubin: bytes) -> None:
-        self._device = device
-        with device.current():
-            self._module: Handle = driver.call(driver.api.cuModuleLoadData, cubin)
-        self._is_closed = False
+    def __init__(self, device: Device, image: bytes) -> None:
+        refuse_recording("a module was loaded")
+        self.device = device
+        self._module: Handle = device.create(driver.api.cuModuleLoadData, image)
+        self.is_closed = False
 
     def function(self, name: str) -> "Function":
-        """Return an entry point. Raises DriverError where there is none of that name."""
-        with self._device.current():
-            handle = driver.call(driver.api.cuModuleGetFunction, self._module, name.encode())
-        return Function(name, handle, self)
+        """Return an entry point. Raises DriverError where it is not there, ClosedError."""
+        if self.is_closed:
+            raise ClosedError("module")
+        find = driver.api.cuModuleGetFunction
+        return Function(name, self.device.create(find, self._module, name.encode()), self)
 
     def close(self) -> None:
-        """Unload; after the capture, if this thread is in one. A second call does nothing."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        release(self._unload)
-
-    def _unload(self) -> None:
-        with self._device.current():
-            driver.call(driver.api.cuModuleUnload, self._module)
+        """Unload; after the recording, if this thread makes one. A second call does nothing."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.device.releases.submit(driver.api.cuModuleUnload, self._module)
 
 
 @dataclass(frozen=True)
@@ -101,27 +119,97 @@ class Function:
     handle: Handle
     module: Module
 
+    def arguments(self, kinds: Sequence[str]) -> KernelArguments:
+        """Return arguments of these kinds, checked against the code's own parameters.
+
+        Raises:
+            InvalidInputError: their number or a size differs, so that a launch would read past
+                them.
+            DriverError: the driver cannot say.
+        """
+        arguments = KernelArguments(kinds)
+        sizes = self._parameter_sizes(len(kinds) + 1)
+        given = [_NBYTES[kind] for kind in kinds]
+        if sizes is not None and sizes != given:
+            raise InvalidInputError(
+                f"arguments of {self.name}",
+                found=f"sizes {given} of {list(kinds)}",
+                accepted=f"the kernel's parameters, {sizes} B",
+            )
+        return arguments
+
+    def _parameter_sizes(self, limit: int) -> list[int] | None:
+        """Return the sizes of up to `limit` parameters, None where the driver cannot tell."""
+        sizes: list[int] = []
+        device = self.module.device
+        try:
+            while len(sizes) < limit:
+                info = device.create(driver.api.cuFuncGetParamInfo, self.handle, len(sizes))
+                sizes.append(int(info[1]))
+        except DriverError as error:
+            if error.code == _FUNCTION_NOT_FOUND:
+                return None
+            if (error.call, error.code) != ("cuFuncGetParamInfo", 1):  # past the last parameter
+                raise
+        return sizes
+
+
+_launch_kernel = driver.api.cuLaunchKernel
+
+
+class BoundLaunch:
+    """Hold one launch whose function, shape and arguments are fixed; enqueue it often.
+
+    Args:
+        function: what to launch; its module must stay open.
+        config: the grid and the blocks.
+        arguments: packed; their values are read at each enqueue.
+    """
+
+    __slots__ = ("_address", "_arguments", "_device", "_module", "_shape")
+
+    def __init__(
+        self, function: Function, config: LaunchConfig, arguments: KernelArguments
+    ) -> None:
+        self._module = function.module
+        self._device = function.module.device
+        self._shape = (function.handle, *config.grid, *config.block, config.shared_nbytes)
+        self._arguments = arguments
+        self._address = arguments.address
+
+    def driver_arguments(self, stream: Stream) -> tuple[Any, ...]:
+        """Return what cuLaunchKernel is given, for comparing with the bare call."""
+        return (*self._shape, stream.native, self._address, 0)
+
+    def enqueue(self, stream: Stream) -> None:
+        """Launch: one driver call, no allocation, no lock, nothing waits.
+
+        Raises:
+            DriverError: the launch was refused, or an earlier kernel lost the context.
+            CaptureError, ClosedError: see `Stream.require_usable`.
+
+        Stream: the kernel is enqueued; memory behind pointer arguments must stay alive until the
+            stream has passed it.
+        """
+        if self._module.is_closed or is_recording() or self._device.fault is not None:
+            self._require_possible(stream)
+        try:
+            (outcome,) = _launch_kernel(*self._shape, stream.native, self._address, 0)
+        except (KeyError, ValueError, RuntimeError) as error:
+            outcome = error
+        if outcome is not driver.SUCCESS:
+            self._device.failed(_launch_kernel, outcome)
+
+    def _require_possible(self, stream: Stream) -> None:
+        if self._module.is_closed:
+            raise ClosedError("module")
+        if self._device.fault is not None:
+            raise self._device.fault()
+        stream.require_usable()
+
 
 def launch(
     function: Function, config: LaunchConfig, arguments: KernelArguments, *, stream: Stream
 ) -> None:
-    """Enqueue one kernel.
-
-    The caller has made the stream's device current. Nothing is allocated and nothing waits.
-
-    Raises:
-        DriverError: the launch was refused, or an earlier kernel lost the context.
-
-    Stream: the kernel is enqueued; memory behind pointer arguments must stay alive until the
-        stream has passed it.
-    """
-    driver.call(
-        driver.api.cuLaunchKernel,
-        function.handle,
-        *config.grid,
-        *config.block,
-        config.shared_nbytes,
-        stream.handle,
-        arguments.address,
-        0,
-    )
+    """Enqueue one kernel; as `BoundLaunch.enqueue`, for a shape that changes each time."""
+    BoundLaunch(function, config, arguments).enqueue(stream)

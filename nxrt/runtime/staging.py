@@ -1,26 +1,52 @@
 """Copies between ordinary host arrays and a device, through page-locked slots.
 
-A slot is written again only after its last copy is known to be complete. Nothing here is for use
-while a stream is recorded.
+A slot is written again only after its last copy is known to be complete, whatever failed in
+between. A thread that records a graph cannot copy; other threads can, meanwhile.
 """
 
 import itertools
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nxrt.errors import ClosedError
+from nxrt.locks import new_rlock
 from nxrt.memory.allocator import LeasedAllocator
 from nxrt.memory.tier import Role
 from nxrt.runtime.device import Device
 from nxrt.runtime.device_memory import copy_to_device, copy_to_host
+from nxrt.runtime.recording import refuse_recording
 from nxrt.runtime.stream import Event, Stream
 from nxrt.storage import ForeignStorage
 from nxrt.tensor import DType, TensorView
+
+
+class _Slot:
+    """Page-locked bytes, and what has to be waited for before they may be touched again."""
+
+    def __init__(self, memory: NDArray[np.uint8], event: Event) -> None:
+        self.memory = memory
+        self.event = event
+        self._unmarked: Stream | None = None
+
+    def begin(self, stream: Stream) -> None:
+        """Wait for the last copy; the next one goes to `stream`."""
+        self.wait()
+        self._unmarked = stream
+
+    def mark(self, stream: Stream) -> None:
+        """Remember that the copy was enqueued."""
+        self.event.record(stream)
+        self._unmarked = None
+
+    def wait(self) -> None:
+        """Wait for the last copy: for its event, or for its stream where that was never set."""
+        if self._unmarked is None:
+            self.event.synchronize()
+        elif not self._unmarked.is_closed:
+            self._unmarked.synchronize()
 
 
 class StagingRing:
@@ -41,89 +67,79 @@ class StagingRing:
         slot_nbytes: int = 256 * 1024,
         num_slots: int = 4,
     ) -> None:
-        self._device = device
-        # Held while a recording runs too: a copy from another thread waits instead of joining it.
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
+        self._is_closed = False
         with ExitStack() as undo:
             total = slot_nbytes * num_slots
             buffer = allocator.allocate(total, role=Role.STAGING, holder="staging")
             undo.callback(buffer.close)
-            events: list[Event] = []
-            for _ in range(num_slots):
-                events.append(Event(device))
-                undo.callback(events[-1].close)
             storage = ForeignStorage(buffer.pointer, buffer.nbytes, buffer.device, buffer)
             memory = TensorView(storage, DType.U8, (num_slots, slot_nbytes)).to_array()
-            self._slots = itertools.cycle(zip(memory, events, strict=True))
-            self._events = events
-            self._is_closed = False
+            self._slots: list[_Slot] = []
+            for row in memory:
+                event = Event(device)
+                undo.callback(event.close)
+                self._slots.append(_Slot(row, event))
+            self._turns = itertools.cycle(self._slots)
             self._undo = undo.pop_all()
-
-    @contextmanager
-    def held_back(self) -> Iterator[None]:
-        """Make copies of other threads wait for the end of the with-block."""
-        with self._lock:
-            yield
 
     def upload(self, pointer: int, source: NDArray[Any], *, stream: Stream) -> None:
         """Copy a C-contiguous array to device memory, in stream order.
 
         Raises:
-            CaptureError: the stream is being recorded.
+            CaptureError: this thread records a graph.
             ClosedError: the session is closed.
+            DriverError: some or nothing of it was copied.
 
         Stream: the copy is enqueued; the source may be changed as soon as this returns.
         """
         content = _flat_bytes(source)
-        with self._lock, self._device.current():
-            self._require_open(stream)
+        with self._lock:
+            self._require_usable()
             start = 0
             while start < content.size:
-                slot, event = next(self._slots)
-                event.synchronize()
-                piece = content[start : start + slot.size]
-                slot[: piece.size] = piece
-                copy_to_device(pointer + start, slot[: piece.size], stream=stream)
-                event.record(stream)
+                slot = next(self._turns)
+                slot.begin(stream)
+                piece = content[start : start + slot.memory.size]
+                slot.memory[: piece.size] = piece
+                copy_to_device(pointer + start, slot.memory[: piece.size], stream=stream)
+                slot.mark(stream)
                 start += piece.size
 
     def download(self, target: NDArray[Any], pointer: int, *, stream: Stream) -> None:
         """Copy device memory into a C-contiguous array, after everything the stream has.
 
         Raises:
-            CaptureError: the stream is being recorded.
+            CaptureError: this thread records a graph.
             ClosedError: the session is closed.
+            DriverError: an earlier kernel failed; the target holds some or nothing of it.
 
         Stream: waits; the target holds the bytes when this returns.
         """
         content = _flat_bytes(target)
-        with self._lock, self._device.current():
-            self._require_open(stream)
+        with self._lock:
+            self._require_usable()
             start = 0
             while start < content.size:
-                slot, event = next(self._slots)
-                event.synchronize()
-                piece = content[start : start + slot.size]
-                copy_to_host(slot[: piece.size], pointer + start, stream=stream)
-                event.record(stream)
-                event.synchronize()
-                piece[:] = slot[: piece.size]
+                slot = next(self._turns)
+                slot.begin(stream)
+                piece = content[start : start + slot.memory.size]
+                copy_to_host(slot.memory[: piece.size], pointer + start, stream=stream)
+                slot.mark(stream)
+                slot.wait()
+                piece[:] = slot.memory[: piece.size]
                 start += piece.size
 
     def close(self) -> None:
-        """Give the slots back once their copies are done; a second call does nothing."""
+        """Give the slots back once their copies are done, without waiting; may be repeated."""
         with self._lock:
-            if self._is_closed:
-                return
             self._is_closed = True
-            with self._undo:
-                for event in self._events:
-                    event.synchronize()
+            self._undo.close()
 
-    def _require_open(self, stream: Stream) -> None:
+    def _require_usable(self) -> None:
         if self._is_closed:
             raise ClosedError("staging memory of a session")
-        stream.refuse_capture("host memory was read or written through the stream")
+        refuse_recording("host memory was copied")
 
 
 def _flat_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -5,10 +5,10 @@ it were accepted. It works over any allocator.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Protocol
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Protocol
 
-from nxrt.errors import CaptureError, ClosedError
+from nxrt.errors import CaptureError, ClosedError, NxrtError
 from nxrt.memory.allocator import LeasedAllocator
 from nxrt.memory.tier import Role
 from nxrt.runtime.graph_memory import GraphAllocation
@@ -21,12 +21,27 @@ class WorkspaceStream(Protocol):
     def is_capturing(self) -> bool:
         """Say whether the stream is being recorded."""
 
+    @property
+    def order(self) -> object:
+        """Return what names the order of the stream's work."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Say whether it was closed, after all its work."""
+
+    def wait_for(self, other: Any) -> None:
+        """Make later work here wait for what another such stream has so far."""
+
     def synchronize(self) -> None:
         """Wait for everything enqueued."""
 
 
 class Workspace:
-    """Own the scratch block of one kernel object.
+    """Own the scratch memory of one kernel object: a block for running, and one for graphs.
+
+    A replay may be enqueued by another thread between two launches of an execution, so the two
+    never share a block. A recording takes over the block of the last execution where it needs a
+    larger one than earlier recordings; an execution after that gets a new block.
 
     Not locked: the kernel that owns it serialises its own executions.
 
@@ -39,14 +54,25 @@ class Workspace:
         self._allocator = allocator
         self._holder = holder
         self._block: GraphAllocation | None = None
+        self._graph_block: GraphAllocation | None = None
         self._last_stream: WorkspaceStream | None = None
         self._is_closed = False
         self.num_allocations = 0
 
     @property
     def block(self) -> GraphAllocation | None:
-        """Return the published block, None before the first success."""
+        """Return the block for running, None before the first success and after a recording."""
         return self._block
+
+    @property
+    def graph_block(self) -> GraphAllocation | None:
+        """Return the block that the next recording bakes in if it is large enough."""
+        return self._graph_block
+
+    @property
+    def recordable_nbytes(self) -> int:
+        """Return the size of the largest block that a recording can have without allocating."""
+        return max(block.nbytes if block else 0 for block in (self._block, self._graph_block))
 
     @contextmanager
     def lend(self, nbytes: int, *, stream: WorkspaceStream) -> Iterator[GraphAllocation]:
@@ -60,39 +86,46 @@ class Workspace:
             LeaseRefusedError, AllocationFailedError: as the allocator.
             ClosedError: the workspace is closed.
 
-        Stream: a block that is replaced is given up only after its last stream is idle; graphs
-            with a handle of their own keep it alive beyond that.
+        Stream: work on another stream than the last one waits for that on the device. A block that
+            is replaced is freed once its streams have passed; graphs with a handle of their own
+            keep it alive beyond that.
         """
         if self._is_closed:
             raise ClosedError(f"workspace of {self._holder}")
-        self._require_order(stream)
+        self._order_after_last(stream)
+        if stream.is_capturing:
+            yield self._for_recording(nbytes)
+            return
+        self._last_stream = stream
         if self._block is not None and self._block.nbytes >= nbytes:
-            self._last_stream = stream
             yield self._block
             return
-        if stream.is_capturing:
-            raise CaptureError("record", self._growth_refusal(nbytes))
         with ExitStack() as undo:
             role = Role.WORKSPACE
             candidate = undo.enter_context(
                 GraphAllocation.allocate(self._allocator, nbytes, role=role, holder=self._holder)
             )
+            undo.callback(_wait_quietly, stream)  # what was launched before the error uses it
             yield candidate
             undo.pop_all()
-        self._publish(candidate, stream)
-
-    def _publish(self, candidate: GraphAllocation, stream: WorkspaceStream) -> None:
         replaced, self._block = self._block, candidate
-        self._last_stream = stream
         self.num_allocations += 1
         if replaced is not None:
-            try:
-                stream.synchronize()
-            finally:
-                replaced.close()
+            replaced.close()
 
-    def _require_order(self, stream: WorkspaceStream) -> None:
-        if self._last_stream in (None, stream):
+    def _for_recording(self, nbytes: int) -> GraphAllocation:
+        if self._graph_block is not None and self._graph_block.nbytes >= nbytes:
+            return self._graph_block
+        if self._block is None or self._block.nbytes < nbytes:
+            raise CaptureError("record", self._growth_refusal(nbytes))
+        replaced, self._graph_block, self._block = self._graph_block, self._block, None
+        if replaced is not None:
+            replaced.close()
+        return self._graph_block
+
+    def _order_after_last(self, stream: WorkspaceStream) -> None:
+        last = self._last_stream
+        if last is None or last is stream or last.is_closed or stream.order is last:
             return
         if stream.is_capturing:
             raise CaptureError(
@@ -100,18 +133,24 @@ class Workspace:
                 f"the workspace of {self._holder} was last used on another stream;"
                 " run once on this stream before capture",
             )
-        self._last_stream.synchronize()
+        stream.wait_for(last)
 
     def _growth_refusal(self, nbytes: int) -> str:
-        held = 0 if self._block is None else self._block.nbytes
         return (
-            f"{self._holder} needs a workspace of {nbytes:,} B and has {held:,} B, and nothing may"
-            " be allocated while recording; run this shape once before capture"
+            f"{self._holder} needs a workspace of {nbytes:,} B and has"
+            f" {self.recordable_nbytes:,} B, and nothing may be allocated while recording; run this"
+            " shape once before capture"
         )
 
     def close(self) -> None:
-        """Give up the block; graphs that hold it keep it alive. A second call does nothing."""
+        """Give up the blocks; graphs that hold one keep it alive. A second call does nothing."""
         self._is_closed = True
-        if self._block is not None:
-            self._block.close()
-            self._block = None
+        blocks, self._block, self._graph_block = (self._block, self._graph_block), None, None
+        for block in blocks:
+            if block is not None:
+                block.close()
+
+
+def _wait_quietly(stream: WorkspaceStream) -> None:
+    with suppress(NxrtError):
+        stream.synchronize()

@@ -120,7 +120,7 @@ class GuardedOutput:
 def poison_workspace(session: Session) -> None:
     """Fill the workspace of the session's CUDA kernels with a pattern that is no score."""
     for kernel in session.kernels:
-        if isinstance(kernel, DsaIndexSelect) and kernel.workspace.block is not None:
-            block = kernel.workspace.block
-            with kernel._device.current():
-                fill_bytes(block.pointer, POISON, block.nbytes, stream=session._backend.stream)
+        if isinstance(kernel, DsaIndexSelect):
+            for block in (kernel.workspace.block, kernel.workspace.graph_block):
+                if block is not None:
+                    fill_bytes(block.pointer, POISON, block.nbytes, stream=session._backend.stream)

@@ -322,9 +322,13 @@ class UnreliableAllocator:
     def anchor(self, pointer: int) -> object:  # noqa: ARG002  (the protocol's)
         return None
 
-    def deallocate(self, pointer: int, nbytes: int) -> None:  # noqa: ARG002  (the protocol's)
+    def deallocate(self, pointer: int, nbytes: int, settle: Callable[[], None]) -> None:  # noqa: ARG002  (the protocol's)
         with self._lock:
             self.used -= nbytes
+        settle()
+
+    def reclaim(self) -> bool:
+        return False
 
 
 @pytest.mark.usefixtures("eager_switching")

@@ -14,7 +14,7 @@ from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.tier import PINNED, Role
 from nxrt.planning.geometry import known_models, load_geometry
 from nxrt.planning.planner import DEVICE, STAGING_NBYTES, Plan, PlanLine, plan
-from nxrt.providers.cuda import GRAPH_NBYTES
+from nxrt.providers.cuda_session import GRAPH_NBYTES
 from nxrt.runtime.staging import StagingRing
 
 MILLION = 2**20

@@ -1,16 +1,25 @@
 """The compile cache may never hurt: what it cannot trust it compiles again."""
 
+import _thread
 import logging
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nxrt import CompileError
-from nxrt.runtime.compile_cache import CompileCache, cache_key, default_cache_dir
+from nxrt import CompileError, InvalidInputError
+from nxrt.runtime.cache_key import cache_key
+from nxrt.runtime.compile_cache import (
+    CompileCache,
+    default_cache_dir,
+    default_cache_nbytes,
+)
 from nxrt.runtime.compiler import CompiledKernel, CompileOptions, Compiler
 from nxrt.runtime.source import KernelSource
+from tests.helpers.cache_processes import STRESS
 
 SOURCE = KernelSource("k.cu", "text", (("h.cuh", "header"),))
 OPTIONS = CompileOptions("sm_90a", (("A", "1"), ("B", "2")), ("--x", "--y"))
@@ -27,6 +36,10 @@ class CountingCompiler(Compiler):
 
     @property
     def version(self) -> str:
+        return self._version
+
+    @property
+    def identity(self) -> str:
         return self._version
 
     def compile(self, source: KernelSource, options: CompileOptions) -> CompiledKernel:
@@ -73,7 +86,8 @@ def test_a_flipped_bit_is_a_miss(
     with caplog.at_level(logging.WARNING):
         assert cache.get(SOURCE, OPTIONS) == content
     assert (compiler.num_compilations, cache.stats.rejected_entries) == (1, 1)
-    assert "digest" in caplog.text
+    assert len(caplog.records) == 1
+    assert "is not used: it" in caplog.text
     assert fresh(tmp_path)[0].get(SOURCE, OPTIONS) == content
     assert entry(tmp_path).read_bytes() != bytes(data)
 
@@ -94,7 +108,7 @@ def test_an_entry_under_another_key_is_a_miss(tmp_path: Path) -> None:
     cache.get(SOURCE, OPTIONS)
     written = entry(tmp_path)
     compiler = CountingCompiler()
-    written.rename(written.with_name(f"{cache_key(other, OPTIONS, compiler)}.cubin"))
+    written.rename(written.with_name(f"3-{cache_key(other, OPTIONS, compiler)}.cubin"))
     cache, compiler = fresh(tmp_path)
     assert b"other" in cache.get(other, OPTIONS)
     assert compiler.num_compilations == 1
@@ -117,8 +131,8 @@ def test_a_folder_that_cannot_be_made_warns_once(
         cache.get(SOURCE, OPTIONS)
         cache.get(replace(SOURCE, text="other"), OPTIONS)
     assert compiler.num_compilations == 2
-    assert len(caplog.records) <= 3
-    assert sum("going on in memory" in record.message for record in caplog.records) == 1
+    assert len(caplog.records) == 1
+    assert "going on in memory" in caplog.text
 
 
 def test_without_a_folder_memory_serves() -> None:
@@ -134,8 +148,129 @@ def test_a_failed_compilation_is_not_remembered(tmp_path: Path) -> None:
     with pytest.raises(CompileError):
         cache.get(SOURCE, OPTIONS)
     compiler.failure = None
+    assert not list((tmp_path / "cache").iterdir())
     assert cache.get(SOURCE, OPTIONS)
-    assert not list((tmp_path / "cache").glob("*.tmp"))
+    assert cache.stats.lock_timeouts == 0
+
+
+def interrupted(action: Callable[[], object], after_s: float) -> bool:
+    """Press Ctrl-C while something runs on the main thread; say whether it took notice."""
+
+    def press() -> None:
+        time.sleep(after_s)
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=press)
+    try:
+        thread.start()
+        action()
+        thread.join()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        thread.join()
+    return False
+
+
+# An interruption between opening a file and the block that closes it leaves that to Python.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interruption_at_any_moment_leaves_no_lock_and_the_next_request_succeeds(
+    tmp_path: Path,
+) -> None:
+    """Of a cold request and of one for a damaged entry, at moments spread over both."""
+    for number in range(100 * STRESS):
+        compiler = CountingCompiler()
+        cache = CompileCache(compiler, tmp_path / "cache", lock_timeout_s=0)
+        interrupted(lambda: cache.get(SOURCE, OPTIONS), 0.004 * number / (100 * STRESS))  # noqa: B023
+        assert cache.get(SOURCE, OPTIONS).startswith(b"cubin of text")
+        again = CompileCache(compiler, tmp_path / "cache", lock_timeout_s=0)
+        assert again.get(SOURCE, OPTIONS) == cache.get(SOURCE, OPTIONS)
+        assert cache.stats.lock_timeouts == again.stats.lock_timeouts == 0
+        if number % 2:
+            entry(tmp_path).write_bytes(b"damaged")
+        else:
+            entry(tmp_path).unlink()
+    names = [path.name for path in (tmp_path / "cache").iterdir()]
+    assert [name for name in names if name.endswith(".lock")] == []
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit, MemoryError, RuntimeError])
+def test_whatever_ends_a_compilation_leaves_no_lock(
+    tmp_path: Path, failure: type[BaseException]
+) -> None:
+    class Failing(CountingCompiler):
+        def compile(self, source: KernelSource, options: CompileOptions) -> CompiledKernel:
+            if self.num_compilations == 0:
+                self.num_compilations = 1
+                raise failure
+            return super().compile(source, options)
+
+    cache = CompileCache(Failing(), tmp_path / "cache", lock_timeout_s=0)
+    with pytest.raises(failure):
+        cache.get(SOURCE, OPTIONS)
+    assert not list((tmp_path / "cache").iterdir())
+    assert cache.get(SOURCE, OPTIONS)
+    assert cache.stats.lock_timeouts == 0
+
+
+def test_a_key_in_progress_holds_up_no_other(tmp_path: Path) -> None:
+    release, is_compiling = threading.Event(), threading.Event()
+
+    class Slow(CountingCompiler):
+        def compile(self, source: KernelSource, options: CompileOptions) -> CompiledKernel:
+            if source == SOURCE:
+                is_compiling.set()
+                release.wait(30)
+            return super().compile(source, options)
+
+    cache = CompileCache(Slow(), tmp_path / "cache")
+    slow = threading.Thread(target=cache.get, args=(SOURCE, OPTIONS))
+    slow.start()
+    assert is_compiling.wait(30)
+    assert cache.get(replace(SOURCE, text="other"), OPTIONS)
+    assert slow.is_alive()
+    release.set()
+    slow.join()
+
+
+def test_locks_of_keys_that_are_done_take_no_memory(tmp_path: Path) -> None:
+    cache, _ = fresh(tmp_path)
+    for number in range(50):
+        cache.get(replace(SOURCE, text=f"text {number}"), OPTIONS)
+    assert len(cache._turns) == 0
+
+
+def test_code_that_does_not_load_is_forgotten_in_memory_and_on_disk(tmp_path: Path) -> None:
+    cache, compiler = fresh(tmp_path)
+    code = cache.get(SOURCE, OPTIONS)
+    cache.discard(SOURCE, OPTIONS, code)
+    assert not list((tmp_path / "cache").glob("*.cubin"))
+    assert cache.fetch(SOURCE, OPTIONS).origin == "compiler"
+    assert (compiler.num_compilations, cache.stats.rejected_entries) == (2, 1)
+
+
+def test_code_that_was_replaced_meanwhile_is_not_forgotten(tmp_path: Path) -> None:
+    cache, _ = fresh(tmp_path)
+    cache.get(SOURCE, OPTIONS)
+    cache.discard(SOURCE, OPTIONS, b"what was there before")
+    assert cache.fetch(SOURCE, OPTIONS).origin == "memory"
+    assert fresh(tmp_path)[0].fetch(SOURCE, OPTIONS).origin == "disk"
+
+
+def test_code_of_headers_that_changed_while_it_was_made_is_not_kept(tmp_path: Path) -> None:
+    header = tmp_path / "a.h"
+    header.write_text("one")
+
+    class Editing(CountingCompiler):
+        def compile(self, source: KernelSource, options: CompileOptions) -> CompiledKernel:
+            header.write_text(f"{self.num_compilations + 2}")
+            return super().compile(source, options)
+
+    compiler = Editing()
+    compiler._include_dir = tmp_path
+    cache = CompileCache(compiler, tmp_path / "cache")
+    cache.get(replace(SOURCE, system_headers=("a.h",)), OPTIONS)
+    assert not list((tmp_path / "cache").glob("*.cubin"))
 
 
 class MeetingCompiler(CountingCompiler):
@@ -171,57 +306,6 @@ def test_caches_on_one_folder_compile_a_key_once(tmp_path: Path) -> None:
     assert sum(compiler.num_compilations for compiler in compilers) == 1
 
 
-CHANGES = {
-    "name": (replace(SOURCE, name="other.cu"), OPTIONS),
-    "text": (replace(SOURCE, text="text "), OPTIONS),
-    "header text": (replace(SOURCE, headers=(("h.cuh", "header "),)), OPTIONS),
-    "header name": (replace(SOURCE, headers=(("g.cuh", "header"),)), OPTIONS),
-    "field boundary": (replace(SOURCE, name="k.cut", text="ext"), OPTIONS),
-    "arch": (SOURCE, replace(OPTIONS, arch="sm_90")),
-    "define value": (SOURCE, replace(OPTIONS, defines=(("A", "1"), ("B", "3")))),
-    "define name": (SOURCE, replace(OPTIONS, defines=(("A", "1"), ("C", "2")))),
-    "flag": (SOURCE, replace(OPTIONS, flags=("--x",))),
-    "flag order": (SOURCE, replace(OPTIONS, flags=("--y", "--x"))),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_everything_that_decides_the_code_changes_the_key(change: str) -> None:
-    compiler = CountingCompiler()
-    assert cache_key(*CHANGES[change], compiler) != cache_key(SOURCE, OPTIONS, compiler)
-
-
-def test_the_compilers_version_changes_the_key() -> None:
-    older, newer = CountingCompiler("13.0"), CountingCompiler("13.1")
-    assert cache_key(SOURCE, OPTIONS, older) != cache_key(SOURCE, OPTIONS, newer)
-
-
-def test_the_order_of_defines_does_not_change_the_key() -> None:
-    turned = replace(OPTIONS, defines=OPTIONS.defines[::-1])
-    compiler = CountingCompiler()
-    assert cache_key(SOURCE, turned, compiler) == cache_key(SOURCE, OPTIONS, compiler)
-
-
-@pytest.mark.parametrize("header", ["a.h", "b.hpp", "sub/c.h", "sub/d.h"])
-def test_the_bytes_of_every_toolkit_header_reached_change_the_key(
-    tmp_path: Path, header: str
-) -> None:
-    kernel = replace(SOURCE, system_headers=("a.h",))
-    (tmp_path / "sub").mkdir()
-    texts = {
-        "a.h": '#include "b.hpp"\n#include <sub/c.h>\n',
-        "b.hpp": "",
-        "sub/c.h": '#include "d.h"\n#include <gone.h>\n',
-        "sub/d.h": '#include "c.h"\n',
-    }
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-    compiler = Compiler(include_dir=tmp_path)
-    before = cache_key(kernel, OPTIONS, compiler)
-    (tmp_path / header).write_text(texts[header] + "// changed\n")
-    assert cache_key(kernel, OPTIONS, compiler) != before
-
-
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
@@ -235,3 +319,17 @@ def test_the_bytes_of_every_toolkit_header_reached_change_the_key(
 )
 def test_the_folder_follows_the_environment(environ: dict[str, str], expected: Path | None) -> None:
     assert default_cache_dir(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "nbytes"),
+    [("", 256 * 2**20), ("0", 0), ("1000", 1000), ("2 MiB", 2 * 2**20), ("1gib", 2**30)],
+)
+def test_the_limit_follows_the_environment(value: str, nbytes: int) -> None:
+    assert default_cache_nbytes({"NXRT_CACHE_MAX_BYTES": value}) == nbytes
+
+
+@pytest.mark.parametrize("value", ["-1", "much", "1.5 MiB", "1 MB", "٣ KB"])
+def test_a_limit_that_is_no_size_is_refused(value: str) -> None:
+    with pytest.raises(InvalidInputError, match="NXRT_CACHE_MAX_BYTES"):
+        default_cache_nbytes({"NXRT_CACHE_MAX_BYTES": value})

@@ -1,11 +1,11 @@
 """Packed kernel arguments: what the driver will read, read back here."""
 
 import ctypes
-import struct
 from typing import Any
 
 import pytest
 
+from nxrt import InvalidInputError
 from nxrt.runtime.module import KernelArguments
 
 
@@ -37,5 +37,5 @@ def test_setting_again_keeps_the_addresses() -> None:
 
 @pytest.mark.parametrize("values", [(), (1,), (1, 2, 3), (-1, 0), (1.5, 0)])
 def test_a_wrong_count_or_value_is_refused(values: tuple[float, ...]) -> None:
-    with pytest.raises(struct.error):
+    with pytest.raises(InvalidInputError, match="one value for each of"):
         KernelArguments(["u64", "u64"]).set(*values)

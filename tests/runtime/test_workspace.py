@@ -9,7 +9,6 @@ from nxrt.errors import (
     AllocationFailedError,
     CaptureError,
     ClosedError,
-    DriverError,
     LeaseRefusedError,
 )
 from nxrt.memory.allocator import HostAllocator, LeasedAllocator
@@ -25,10 +24,18 @@ LIMIT = 10_000
 class FakeStream:
     """Count how often somebody waited; fail instead where a test says so."""
 
-    def __init__(self, *, is_capturing: bool = False) -> None:
+    def __init__(
+        self, *, is_capturing: bool = False, replayed_on: "FakeStream | None" = None
+    ) -> None:
         self.is_capturing = is_capturing
+        self.is_closed = False
+        self.order = replayed_on or self
         self.num_waits = 0
+        self.waited_for: list[FakeStream] = []
         self.fault: Exception | None = None
+
+    def wait_for(self, other: "FakeStream") -> None:
+        self.waited_for.append(other)
 
     def synchronize(self) -> None:
         self.num_waits += 1
@@ -118,12 +125,18 @@ def test_grown_block_is_published_only_after_the_launches(
     assert used(governor) == 200
 
 
-def test_replaced_block_is_given_up_after_the_stream_is_idle(
-    workspace: Workspace, stream: FakeStream
-) -> None:
+def test_growth_does_not_wait(workspace: Workspace, stream: FakeStream) -> None:
+    """The allocator frees the replaced block once the streams have passed."""
     run(workspace, 100, stream)
     run(workspace, 200, stream)
-    assert (workspace.num_allocations, stream.num_waits) == (2, 1)
+    assert (workspace.num_allocations, stream.num_waits) == (2, 0)
+
+
+def test_a_new_block_is_given_back_after_what_was_launched_before_the_error(
+    workspace: Workspace, stream: FakeStream
+) -> None:
+    fail(workspace, 100, stream)
+    assert stream.num_waits == 1
 
 
 def test_error_while_growing_keeps_the_old_block_and_returns_the_new_lease(
@@ -169,11 +182,36 @@ def test_growth_that_cannot_be_delivered_keeps_the_old_block(stream: FakeStream)
     workspace.close()
 
 
-def test_block_is_lent_while_capturing(workspace: Workspace, stream: FakeStream) -> None:
+def test_a_recording_takes_over_the_block_of_the_last_run(
+    workspace: Workspace, governor: MemoryGovernor, stream: FakeStream
+) -> None:
+    """A replay between two launches of a run must not write to the run's block."""
     first = run(workspace, 100, stream)
     with capturing(stream):
         assert run(workspace, 100, stream) == first
-    assert stream.num_waits == 0
+        assert run(workspace, 60, stream) == first
+    assert (workspace.block, stream.num_waits) == (None, 0)
+    assert run(workspace, 100, stream) != first
+    with capturing(stream):
+        assert run(workspace, 100, stream) == first
+    assert used(governor) == 200
+
+
+def test_a_larger_recording_takes_over_the_larger_block(
+    workspace: Workspace, governor: MemoryGovernor, stream: FakeStream
+) -> None:
+    run(workspace, 100, stream)
+    with capturing(stream):
+        run(workspace, 100, stream)
+    assert workspace.graph_block is not None
+    kept_by_a_graph = workspace.graph_block.share()
+    larger = run(workspace, 200, stream)
+    assert workspace.recordable_nbytes == 200
+    with capturing(stream):
+        assert run(workspace, 150, stream) == larger
+    assert used(governor) == 300
+    kept_by_a_graph.close()
+    assert used(governor) == 200
 
 
 def test_growth_while_capturing_is_refused_with_both_sizes(
@@ -217,20 +255,19 @@ def test_block_shared_with_a_graph_survives_the_workspace(
     assert used(governor) == 0
 
 
-def test_last_stream_is_waited_for_before_another_uses_the_block(workspace: Workspace) -> None:
+def test_another_stream_waits_on_the_device_for_the_last_one(workspace: Workspace) -> None:
     one, two = FakeStream(), FakeStream()
     run(workspace, 100, one)
     with workspace.lend(100, stream=two):
-        assert (one.num_waits, two.num_waits) == (1, 0)
+        assert two.waited_for == [one]
+    assert (one.num_waits, two.num_waits) == (0, 0)
 
 
-def test_stream_that_is_used_again_is_not_waited_for(workspace: Workspace) -> None:
+def test_stream_that_is_used_again_waits_for_nothing(workspace: Workspace) -> None:
     one, two = FakeStream(), FakeStream()
-    for _ in range(3):
-        run(workspace, 100, one)
-    for _ in range(3):
-        run(workspace, 100, two)
-    assert (one.num_waits, two.num_waits) == (1, 0)
+    for stream in (one, one, two, two):
+        run(workspace, 100, stream)
+    assert (one.waited_for, two.waited_for) == ([], [one])
 
 
 def test_stream_whose_launches_failed_is_waited_for_as_well(workspace: Workspace) -> None:
@@ -239,31 +276,32 @@ def test_stream_whose_launches_failed_is_waited_for_as_well(workspace: Workspace
     run(workspace, 100, one)
     fail(workspace, 100, two)
     run(workspace, 100, one)
-    assert two.num_waits == 1
+    assert one.waited_for == [two]
 
 
-def test_other_stream_while_capturing_is_refused_without_waiting(workspace: Workspace) -> None:
+def test_a_closed_stream_is_not_waited_for(workspace: Workspace) -> None:
+    one, two = FakeStream(), FakeStream()
+    run(workspace, 100, one)
+    one.is_closed = True
+    run(workspace, 100, two)
+    assert two.waited_for == []
+
+
+def test_a_recording_for_the_last_stream_uses_its_block(workspace: Workspace) -> None:
+    one = FakeStream()
+    first = run(workspace, 100, one)
+    source = FakeStream(is_capturing=True, replayed_on=one)
+    assert run(workspace, 100, source) == first
+    run(workspace, 100, one)
+    assert (source.waited_for, one.waited_for) == ([], [])
+
+
+def test_a_recording_for_another_stream_is_refused(workspace: Workspace) -> None:
     one, two = FakeStream(), FakeStream(is_capturing=True)
     run(workspace, 100, one)
     with pytest.raises(CaptureError, match=r"workspace of select was last used on another stream"):
         run(workspace, 100, two)
-    assert (one.num_waits, two.num_waits) == (0, 0)
-
-
-def test_fault_of_the_stream_after_growth_loses_no_lease(
-    workspace: Workspace, governor: MemoryGovernor, stream: FakeStream
-) -> None:
-    """The replaced block may be in use by a kernel that failed; it must not be forgotten."""
-    run(workspace, 100, stream)
-    replaced = workspace.block
-    assert replaced is not None
-    stream.fault = DriverError(code=700, name="FAULT", call="sync", explanation="out of bounds")
-    with pytest.raises(DriverError):
-        run(workspace, 200, stream)
-    workspace.close()
-    nbytes_left = used(governor)
-    replaced.close()
-    assert nbytes_left == 0
+    assert (one.num_waits, two.waited_for) == (0, [])
 
 
 def test_closing_twice_gives_the_block_up_once(

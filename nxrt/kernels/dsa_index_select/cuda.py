@@ -3,10 +3,9 @@
 The arithmetic is in dsa_index_select.cu, the rules are in spec.py.
 """
 
-import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,10 @@ from nxrt.kernels.dsa_index_select.spec import (
     check_execution,
     check_node,
 )
+from nxrt.locks import new_lock
+from nxrt.runtime.graph_memory import GraphAllocation
 from nxrt.runtime.kernel_context import KernelContext
-from nxrt.runtime.module import KernelArguments, LaunchConfig, launch
+from nxrt.runtime.module import BoundLaunch, KernelArguments, LaunchConfig
 from nxrt.runtime.stream import Stream
 from nxrt.runtime.workspace import Workspace
 from nxrt.tensor import DType, TensorSpec, TensorView, checked_product
@@ -41,6 +42,8 @@ BLOCK_T = 32
 _SCORE_THREADS = 256
 _SELECT_THREADS = 1024
 _ALIGNMENT = 256
+_SCORE_ARGUMENTS = ("pointer",) * 6 + ("u64",) * 5 + ("f32",) * 2
+_SELECT_ARGUMENTS = ("pointer",) * 3 + ("u64",) * 3
 _DTYPE_STRUCTS = {DType.F32: "F32", DType.F16: "F16", DType.BF16: "BF16"}
 
 
@@ -83,10 +86,42 @@ class LaunchStats:
     last_select_grid: int = 0
 
 
+@dataclass(frozen=True)
+class _Checked:
+    """One set of tensors that passed every check."""
+
+    inputs: Sequence[TensorView | None]
+    outputs: Sequence[TensorView]
+    views: Sequence[TensorView]
+    shape: Shape
+    layout: WorkspaceLayout
+
+    def are(self, inputs: Sequence[TensorView | None], outputs: Sequence[TensorView]) -> bool:
+        """Say whether these are the very same tensors, and their memory is still there."""
+        if self.inputs is not inputs or self.outputs is not outputs:
+            return False
+        for view in (*self.views, *outputs):
+            view.storage.pointer  # noqa: B018  (raises once the memory is given back)
+        return True
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """What one set of tensors needs launched with one workspace block."""
+
+    checked: _Checked
+    block: GraphAllocation
+    score: BoundLaunch | None
+    select: BoundLaunch
+    score_grid: int
+    select_grid: int
+
+
 class DsaIndexSelect(Kernel[Stream]):
     """Score every allowed key, then select; two launches, none where there are no rows.
 
-    Safe to call from several threads, which take turns.
+    Safe to call from several threads, which take turns. Called again with the very same tuples of
+    tensors, it launches what it prepared the first time.
 
     Args:
         attributes: checked.
@@ -102,23 +137,38 @@ class DsaIndexSelect(Kernel[Stream]):
         self._dtype = dtype
         self._device = context.device
         self._grid_limit = min(grid_limit, context.device.capabilities.max_grid_x)
-        self._lock = threading.Lock()
-        self._stats = LaunchStats()
+        self._lock = new_lock()
+        self._num_executions = self._num_score_launches = self._num_select_launches = 0
+        self._last_score_grid = self._last_select_grid = 0
+        self._last: _Launches | None = None
         unit = compile_unit(dtype)
         with ExitStack() as undo:
             self._module = context.load(unit.path, defines=unit.defines, flags=unit.flags)
             undo.callback(self._module.close)
             self._score = self._module.function("dsa_index_select_score")
             self._select = self._module.function("dsa_index_select_select")
+            self._score.arguments(_SCORE_ARGUMENTS)  # fails here where they do not fit the code
+            self._select.arguments(_SELECT_ARGUMENTS)
             undo.pop_all()
-        self._score_arguments = KernelArguments(["pointer"] * 6 + ["u64"] * 5 + ["f32"] * 2)
-        self._select_arguments = KernelArguments(["pointer"] * 3 + ["u64"] * 3)
         self.workspace = Workspace(context.allocator, holder="DsaIndexSelect")
 
     @property
     def stats(self) -> LaunchStats:
         """Return the launch counts so far."""
-        return self._stats
+        with self._lock:
+            return LaunchStats(
+                self._num_executions,
+                self._num_score_launches,
+                self._num_select_launches,
+                self._last_score_grid,
+                self._last_select_grid,
+            )
+
+    @property
+    def last_launches(self) -> tuple[BoundLaunch, ...]:
+        """Return what the last execution launched, for inspection."""
+        last = self._last
+        return () if last is None else tuple(x for x in (last.score, last.select) if x is not None)
 
     def execute(
         self,
@@ -135,54 +185,62 @@ class DsaIndexSelect(Kernel[Stream]):
             LeaseRefusedError, AllocationFailedError: the workspace cannot grow; the old one stays.
         """
         with self._lock:
-            shape, views = check_execution(
-                self._attributes, inputs, outputs, must_be_contiguous=True
-            )
-            self._check_compiled(views[0].dtype)
-            self._check_device((*views, *outputs))
-            if shape.num_rows == 0:
+            last = self._last
+            if last is not None and last.checked.are(inputs, outputs):
+                checked = last.checked
+            else:
+                checked = self._checked(inputs, outputs)
+            if checked.shape.num_rows == 0:
                 return
-            layout = WorkspaceLayout.of(shape)
-            with (
-                self._device.current(),
-                self.workspace.lend(layout.nbytes, stream=stream) as block,
-            ):
-                self._launch(shape, layout, block.pointer, views, outputs[0], stream)
+            with self.workspace.lend(checked.layout.nbytes, stream=stream) as block:
+                if last is None or last.checked is not checked or last.block is not block:
+                    last = self._prepared(checked, block)
+                self._launch(last, stream)
+            self._last = last
 
-    def _launch(
-        self,
-        shape: Shape,
-        layout: WorkspaceLayout,
-        workspace: int,
-        inputs: Sequence[TensorView],
-        selected: TensorView,
-        stream: Stream,
-    ) -> None:
-        scores, allowed = workspace, workspace + layout.allowed_offset
-        sizes = (shape.num_rows, shape.S, shape.T, shape.H, shape.D)
-        stats = self._stats
+    def forget(self) -> None:
+        """Drop the tensors of the last execution."""
+        with self._lock:
+            self._last = None
+
+    def _checked(
+        self, inputs: Sequence[TensorView | None], outputs: Sequence[TensorView]
+    ) -> _Checked:
+        shape, views = check_execution(self._attributes, inputs, outputs, must_be_contiguous=True)
+        self._check_compiled(views[0].dtype)
+        self._check_device((*views, *outputs))
+        return _Checked(inputs, outputs, views, shape, WorkspaceLayout.of(shape))
+
+    def _launch(self, launches: _Launches, stream: Stream) -> None:
+        if launches.score is not None:
+            launches.score.enqueue(stream)
+            self._num_score_launches += 1
+            self._last_score_grid = launches.score_grid
+        launches.select.enqueue(stream)
+        self._num_select_launches += 1
+        self._last_select_grid = launches.select_grid
+        self._num_executions += 1
+
+    def _prepared(self, checked: _Checked, block: GraphAllocation) -> _Launches:
+        shape = checked.shape
+        scores, allowed = block.pointer, block.pointer + checked.layout.allowed_offset
+        score, score_grid = None, 0
         if shape.num_cells:
+            pointers = (view.pointer for view in checked.views)
+            sizes = (shape.num_rows, shape.S, shape.T, shape.H, shape.D)
             scales = (self._attributes.scale, self._attributes.weights_scale)
-            pointers = (view.pointer for view in inputs)
-            self._score_arguments.set(*pointers, scores, allowed, *sizes, *scales)
-            grid = self._grid(shape.num_rows * -(-shape.T // BLOCK_T))
-            config = LaunchConfig((grid, 1, 1), (_SCORE_THREADS, 1, 1))
-            launch(self._score, config, self._score_arguments, stream=stream)
-            stats = replace(
-                stats, score_launches=stats.score_launches + 1, last_score_grid=grid
-            )  # fmt: skip
-        self._select_arguments.set(
-            scores, allowed, selected.pointer, shape.num_rows, shape.T, shape.K
-        )  # fmt: skip
-        grid = self._grid(shape.num_rows)
-        config = LaunchConfig((grid, 1, 1), (_SELECT_THREADS, 1, 1))
-        launch(self._select, config, self._select_arguments, stream=stream)
-        self._stats = replace(
-            stats,
-            executions=stats.executions + 1,
-            select_launches=stats.select_launches + 1,
-            last_select_grid=grid,
-        )
+            arguments = KernelArguments(_SCORE_ARGUMENTS)
+            arguments.set(*pointers, scores, allowed, *sizes, *scales)
+            score_grid = self._grid(shape.num_rows * -(-shape.T // BLOCK_T))
+            config = LaunchConfig((score_grid, 1, 1), (_SCORE_THREADS, 1, 1))
+            score = BoundLaunch(self._score, config, arguments)
+        arguments = KernelArguments(_SELECT_ARGUMENTS)
+        selected = checked.outputs[0].pointer
+        arguments.set(scores, allowed, selected, shape.num_rows, shape.T, shape.K)
+        select_grid = self._grid(shape.num_rows)
+        config = LaunchConfig((select_grid, 1, 1), (_SELECT_THREADS, 1, 1))
+        select = BoundLaunch(self._select, config, arguments)
+        return _Launches(checked, block, score, select, score_grid, select_grid)
 
     def _grid(self, num_blocks: int) -> int:
         return min(num_blocks, self._grid_limit)
@@ -207,14 +265,15 @@ class DsaIndexSelect(Kernel[Stream]):
     def capture_support(self, inputs: Sequence[TensorSpec | None]) -> CaptureSupport:
         """Say yes once an execution was launched and its workspace is large enough for these."""
         # A kernel's first launch may load code, which would break a recording.
-        shape, stats = self._shape(inputs), self._stats
-        if stats.select_launches == 0 or (shape.num_cells and stats.score_launches == 0):
+        shape = self._shape(inputs)
+        is_scored = shape.num_cells == 0 or self._num_score_launches > 0
+        if self._num_select_launches == 0 or not is_scored:
             return CaptureSupport(
                 False,
                 "it has not been launched yet; run once, with at least one row and one key, first",
             )
         needed = self.workspace_requirement(inputs).nbytes
-        held = self.workspace.block.nbytes if self.workspace.block else 0
+        held = self.workspace.recordable_nbytes
         if needed > held:
             return CaptureSupport(
                 False,
@@ -232,8 +291,9 @@ class DsaIndexSelect(Kernel[Stream]):
         return Shape(batch, num_queries, num_keys, num_heads, depth, self._attributes.top_k)
 
     def graph_resources(self) -> Sequence[GraphResource]:
-        """Return the workspace, whose address a recording bakes in."""
-        return () if self.workspace.block is None else (self.workspace.block,)
+        """Return the workspace of recordings, whose address they bake in."""
+        block = self.workspace.graph_block
+        return () if block is None else (block,)
 
     def close(self) -> None:
         """Give up the workspace and unload the code; graphs keep the memory they hold."""

@@ -15,16 +15,16 @@ from nxrt import (
     TensorView,
     device_tier,
 )
-from nxrt.kernels.dsa_index_select import cuda
 from nxrt.kernels.dsa_index_select.spec import INPUT_NAMES
 from nxrt.runtime.device_memory import DeviceAllocator
-from nxrt.runtime.module import launch
+from nxrt.runtime.module import BoundLaunch
+from nxrt.runtime.stream import Stream
 from nxrt.tensor import DType
 from tests.helpers.cases import OUTPUT, drawn_case
 from tests.helpers.sessions import dynamic_session, kernel_of, running, workspace_bytes, write
 from tests.kernels.dsa_index_select.test_table import glm
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.fake]
 
 
 def test_a_refused_workspace_leaves_everything_as_it_was(cuda_provider: CudaProvider) -> None:
@@ -79,20 +79,20 @@ def test_a_failing_launch_keeps_the_published_workspace(
     ):
         session.run(narrow)
         block, stats = kernel_of(session).workspace.block, kernel_of(session).stats
-        real = launch
+        real = BoundLaunch.enqueue
         calls = iter(range(9))
 
-        def failing_launch(*args: Any, **kwargs: Any) -> None:
+        def failing_enqueue(launch: BoundLaunch, stream: Stream) -> None:
             if next(calls) == launch_index:
-                raise DriverError(code=719, name="PLANTED", call="cuLaunchKernel", explanation="")
-            real(*args, **kwargs)
+                raise DriverError(code=1, name="PLANTED", call="cuLaunchKernel", explanation="")
+            real(launch, stream)
 
         with monkeypatch.context() as patch:
-            patch.setattr(cuda, "launch", failing_launch)
+            patch.setattr(BoundLaunch, "enqueue", failing_enqueue)
             with pytest.raises(DriverError, match="PLANTED"):
                 session.run(wide)
         assert kernel_of(session).workspace.block is block
-        assert kernel_of(session).stats == stats
+        assert kernel_of(session).stats.executions == stats.executions
         assert workspace_bytes(governor) == 512
         session.run(wide)
         session.synchronize()
