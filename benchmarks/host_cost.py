@@ -24,10 +24,10 @@ from nxrt.kernels.dsa_index_select.cuda import DsaIndexSelect
 from nxrt.providers.cuda_session import CudaProviderSession
 from nxrt.runtime import driver
 from nxrt.runtime.capture import CapturedGraph
-from nxrt.runtime.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.source import KernelSource
 from nxrt.runtime.device import Device
 from nxrt.runtime.module import BoundLaunch, Function, LaunchConfig, Module
-from nxrt.runtime.source import KernelSource
 from nxrt.runtime.stream import Stream
 
 BATCH = 200

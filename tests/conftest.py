@@ -1,7 +1,7 @@
 """Tests marked gpu run where a device is, and are skipped elsewhere unless one is required.
 
-With --fake-driver the tests marked fake run, and no others, on a test double of the driver; without
-it, those that are marked fake and not gpu are left out.
+With --fake-driver the tests marked fake run, and no others, on a test double of the driver. Those
+that are marked both run in both worlds; without a device they are left to the double.
 """
 
 import os
@@ -40,15 +40,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     if FAKE in config.stash:
         return "driver: a test double; tests not marked fake are deselected"
-    return "driver: the real one; tests marked fake and not gpu are deselected (--fake-driver)"
+    return "driver: the real one; tests that need its double are deselected (--fake-driver)"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    is_double = FAKE in config.stash
+    has_device = not is_double and (IS_CUDA_REQUIRED or driver.probe().is_available)
+
     def runs(item: pytest.Item) -> bool:
-        is_for_fake = item.get_closest_marker("fake") is not None
-        if FAKE in config.stash:
-            return is_for_fake
-        return not is_for_fake or item.get_closest_marker("gpu") is not None
+        is_for_double = item.get_closest_marker("fake") is not None
+        if is_double or not is_for_double:
+            return is_for_double == is_double
+        return has_device and item.get_closest_marker("gpu") is not None
 
     deselected = [item for item in items if not runs(item)]
     if deselected:

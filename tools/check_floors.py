@@ -37,7 +37,7 @@ FLOORS = (
     Floor("1", "memory/*.py", floors="0 1", packages="numpy pydantic"),
     Floor(
         "2",
-        "runtime/*.py",
+        "runtime/*.py runtime/compilation/*.py",
         floors="0 1 2",
         packages="numpy filelock cuda.pathfinder",
         never="nxrt.memory.governor nxrt.memory.state_group",

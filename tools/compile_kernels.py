@@ -21,8 +21,8 @@ from rich.table import Table
 from nxrt.errors import NxrtError
 from nxrt.kernels.api import CompileUnit
 from nxrt.providers import cuda
-from nxrt.runtime.compiler import CompileOptions, Compiler
-from nxrt.runtime.source import load_source
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.source import load_source
 
 ROOT = Path(__file__).parent.parent
 KERNELS_ROOT = ROOT / "nxrt"

@@ -24,7 +24,7 @@ from benchmarks import host_cost
 from benchmarks.__main__ import as_table, cuda_rows
 from nxrt import CudaProvider
 from nxrt.runtime import driver
-from nxrt.runtime.compiler import Compiler
+from nxrt.runtime.compilation.compiler import Compiler
 from tools.sanitize import TOOLS, SanitizerResult, find_sanitizer, run_sanitizer
 from tools.source_digest import ROOT, source_digest
 

@@ -24,17 +24,17 @@ from nxrt.errors import JobError
 from nxrt.kernels.api import CompileUnit
 from nxrt.providers.cuda import all_compile_units
 from nxrt.runtime import driver
-from nxrt.runtime.cache_folder import CacheFolder
-from nxrt.runtime.cache_upkeep import CheckedEntry, check_entries, clear, tidy
-from nxrt.runtime.compile_cache import (
+from nxrt.runtime.compilation.cache_folder import CacheFolder
+from nxrt.runtime.compilation.cache_upkeep import CheckedEntry, check_entries, clear, tidy
+from nxrt.runtime.compilation.compile_cache import (
     CacheStats,
     CompileCache,
     default_cache_dir,
     default_cache_nbytes,
 )
-from nxrt.runtime.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.warm_up import WarmUpJob, WarmUpResult, usable_cores, warm_up
 from nxrt.runtime.device import Device
-from nxrt.runtime.warm_up import WarmUpJob, WarmUpResult, usable_cores, warm_up
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from nxrt.placement import Placement
 from nxrt.providers.base import ExecutionProvider, Replayable
 from nxrt.providers.cuda import CudaProvider
 from nxrt.providers.select import select_provider
-from nxrt.runtime.compile_cache import CacheStats
+from nxrt.runtime.compilation.compile_cache import CacheStats
 from nxrt.session import Session
 from nxrt.tensor import DType
 

@@ -15,13 +15,13 @@ from nxrt.memory.governor import MemoryGovernor
 from nxrt.providers.base import ExecutionProvider, Health
 from nxrt.providers.cuda_session import CudaProviderSession
 from nxrt.runtime import error_latch
-from nxrt.runtime.compile_cache import (
+from nxrt.runtime.compilation.compile_cache import (
     CacheStats,
     CompileCache,
     default_cache_dir,
     default_cache_nbytes,
 )
-from nxrt.runtime.compiler import Compiler
+from nxrt.runtime.compilation.compiler import Compiler
 from nxrt.runtime.device import Capabilities, Device
 
 KERNELS = KernelPlugin(

@@ -20,7 +20,7 @@ from nxrt.memory.tier import Role, device_tier
 from nxrt.providers.base import ProviderSession, Replayable
 from nxrt.providers.create import created
 from nxrt.runtime.capture import CapturedGraph, capture, require_recording
-from nxrt.runtime.compile_cache import CompileCache
+from nxrt.runtime.compilation.compile_cache import CompileCache
 from nxrt.runtime.device import Device
 from nxrt.runtime.device_memory import DeviceAllocator, PinnedAllocator
 from nxrt.runtime.error_latch import SOURCE, ErrorLatch

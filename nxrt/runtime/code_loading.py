@@ -5,11 +5,11 @@ The cache's digest says that bytes are what was written; only the driver says th
 
 from nxrt.errors import CompileError, DriverError
 from nxrt.runtime import driver
-from nxrt.runtime.compile_cache import CompileCache
-from nxrt.runtime.compiler import CompileOptions
+from nxrt.runtime.compilation.compile_cache import CompileCache
+from nxrt.runtime.compilation.compiler import CompileOptions
+from nxrt.runtime.compilation.source import KernelSource
 from nxrt.runtime.device import Device
 from nxrt.runtime.module import Module
-from nxrt.runtime.source import KernelSource
 
 UNLOADABLE_CODES = frozenset({200, 209, 218, 222, 300, 301})
 """The driver's answers that speak of the code's bytes, not of the device's state: INVALID_IMAGE,

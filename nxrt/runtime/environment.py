@@ -13,16 +13,16 @@ from pathlib import Path
 
 from nxrt.errors import CompileError, NxrtError
 from nxrt.runtime import driver
-from nxrt.runtime.compile_cache import default_cache_dir
-from nxrt.runtime.compiler import (
+from nxrt.runtime.compilation.compile_cache import default_cache_dir
+from nxrt.runtime.compilation.compiler import (
     INSTALL_COMMAND,
     CompileOptions,
     Compiler,
     cuda_include_dir,
     nvrtc_location,
 )
+from nxrt.runtime.compilation.source import KernelSource
 from nxrt.runtime.device import Device
-from nxrt.runtime.source import KernelSource
 
 _PACKAGES = ("cuda-bindings", "cuda-pathfinder", "numpy", "pydantic", "ml_dtypes", "filelock")
 _CUDART_VERSION = re.compile(r"#\s*define\s+CUDART_VERSION\s+(\d+)")

@@ -10,12 +10,12 @@ from pathlib import Path
 from nxrt.errors import InvalidInputError
 from nxrt.memory.allocator import LeasedAllocator
 from nxrt.runtime.code_loading import load_module
-from nxrt.runtime.compile_cache import CompileCache
-from nxrt.runtime.compiler import CompileOptions
+from nxrt.runtime.compilation.compile_cache import CompileCache
+from nxrt.runtime.compilation.compiler import CompileOptions
+from nxrt.runtime.compilation.source import load_source
 from nxrt.runtime.device import Device
 from nxrt.runtime.error_latch import ErrorLatch, FaultSlot
 from nxrt.runtime.module import Module
-from nxrt.runtime.source import load_source
 
 
 @dataclass(frozen=True)

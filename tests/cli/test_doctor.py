@@ -9,7 +9,7 @@ import pytest
 from nxrt.cli import app, doctor
 from nxrt.errors import CompileError
 from nxrt.runtime import driver, environment
-from nxrt.runtime.compiler import Compiler
+from nxrt.runtime.compilation.compiler import Compiler
 from nxrt.runtime.driver import DriverStatus
 from nxrt.runtime.environment import Finding, inspect_environment
 

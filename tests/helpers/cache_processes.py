@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from nxrt.runtime.compile_cache import CompileCache
-from nxrt.runtime.compiler import CompiledKernel, CompileOptions, Compiler
-from nxrt.runtime.source import KernelSource
+from nxrt.runtime.compilation.compile_cache import CompileCache
+from nxrt.runtime.compilation.compiler import CompiledKernel, CompileOptions, Compiler
+from nxrt.runtime.compilation.source import KernelSource
 
 OPTIONS = CompileOptions("sm_90a")
 

@@ -13,7 +13,7 @@ import pytest
 
 from nxrt import DriverError
 from nxrt.runtime import driver
-from nxrt.runtime.source import load_source
+from nxrt.runtime.compilation.source import load_source
 
 _ENDS = {
     "cuStreamCreate": "cuStreamDestroy",

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from nxrt.errors import DriverError
 from nxrt.runtime import driver
-from nxrt.runtime.compiler import CompileOptions, Compiler
-from nxrt.runtime.source import KernelSource
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.source import KernelSource
 from tests.helpers.fake_driver import FakeDriver
 
 api = driver.api

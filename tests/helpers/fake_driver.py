@@ -110,6 +110,7 @@ class FakeDriver:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self.path = str(library._name)
         self._stand_ins: dict[str, Any] = {}
         self._errors: list[BaseException] = []
         for name in ("fake_trace_name", "fake_violation"):

@@ -12,8 +12,8 @@ from nxrt.kernels.dsa_index_select import reference
 from nxrt.kernels.dsa_index_select.cuda import compile_unit
 from nxrt.kernels.dsa_index_select.spec import FLOAT_DTYPES, MASK_THRESHOLD, Attributes
 from nxrt.kernels.numerics import widen
-from nxrt.runtime.compiler import CompileOptions, Compiler
-from nxrt.runtime.source import KernelSource
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.source import KernelSource
 from nxrt.tensor import DType
 from tests.helpers.fake_driver import FakeDriver, Shape3
 

@@ -96,11 +96,13 @@ class Laboratory:
             for _ in range(2):  # the first fills caches
                 subject = self._subject(scenario)
                 try:
+                    self.fake.set_lazy(scenario.is_lazy)
                     with self.fake.traced() as names:
                         scenario.act(subject)
                     subject.require_working()
                 finally:
                     subject.close()
+                    self.fake.set_lazy(False)
             self._traces[scenario.id] = tuple(names)
         return self._traces[scenario.id]
 
@@ -148,9 +150,11 @@ class Laboratory:
             before, depth = self.fake.snapshot(), self.fake.stack_depth
             subject = self._subject(scenario)
             TALLY.injected[fault.call] += 1
+            self.fake.set_lazy(scenario.is_lazy)
             plant(fault, trace)
             problems = self._act(scenario, subject, fault)
             problems += judge(subject, fault)
+            self.fake.set_lazy(False)
             problems += [f"{tier.tier} still has {tier.used} B" for tier in _charged(subject)]
             if judge is _problems_after_one:
                 problems += self._leaks(before, depth) + [f"logged: {text}" for text in logged]
@@ -182,8 +186,6 @@ class Laboratory:
                 return [f"neither {fault.call} nor the code is named: {_told(error)}"]
         except Exception as error:  # noqa: BLE001  (any other is what is looked for)
             return [f"{type(error).__name__} escaped: {_told(error)}"]
-        finally:
-            self.fake.set_lazy(False)
         has_struck = self.fake.calls() - num_before >= fault.index
         return [] if has_struck else ["the fault did not strike"]
 

@@ -24,8 +24,8 @@ from nxrt.memory.tier import Tier
 from nxrt.providers.cuda_session import GRAPH_NBYTES, CudaProviderSession
 from nxrt.runtime import driver
 from nxrt.runtime.capture import CapturedGraph
-from nxrt.runtime.compile_cache import CompileCache
-from nxrt.runtime.compiler import Compiler
+from nxrt.runtime.compilation.compile_cache import CompileCache
+from nxrt.runtime.compilation.compiler import Compiler
 from nxrt.runtime.device_memory import fill_bytes
 from nxrt.runtime.graph_memory import GraphAllocation
 from nxrt.runtime.recording import is_recording

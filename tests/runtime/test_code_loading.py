@@ -10,8 +10,8 @@ import pytest
 from nxrt import CompileError, DriverError
 from nxrt.runtime import code_loading
 from nxrt.runtime.code_loading import UNLOADABLE_CODES, load_module
-from nxrt.runtime.compile_cache import CompileCache
-from nxrt.runtime.compiler import CompileOptions
+from nxrt.runtime.compilation.compile_cache import CompileCache
+from nxrt.runtime.compilation.compiler import CompileOptions
 from nxrt.runtime.device import Device
 from tests.helpers.cache_processes import OPTIONS, StubCompiler, code_of, source_of
 

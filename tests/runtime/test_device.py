@@ -19,11 +19,11 @@ from nxrt.memory.allocator import LeasedAllocator
 from nxrt.memory.tier import PINNED
 from nxrt.runtime import driver
 from nxrt.runtime.capture import capture
-from nxrt.runtime.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.source import KernelSource
 from nxrt.runtime.device import Device
 from nxrt.runtime.device_memory import DeviceAllocator, PinnedAllocator, copy_to_host, fill_bytes
 from nxrt.runtime.module import KernelArguments, LaunchConfig, Module, launch
-from nxrt.runtime.source import KernelSource
 from nxrt.runtime.staging import StagingRing
 from nxrt.runtime.stream import ForeignStream, Stream
 

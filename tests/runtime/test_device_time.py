@@ -7,11 +7,11 @@ import pytest
 
 from nxrt import DriverError, InvalidInputError, MemoryGovernor, Role, device_tier
 from nxrt.memory.allocator import LeasedAllocator
-from nxrt.runtime.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.source import KernelSource
 from nxrt.runtime.device import Device
 from nxrt.runtime.device_memory import DeviceAllocator
 from nxrt.runtime.module import KernelArguments, LaunchConfig, Module, launch
-from nxrt.runtime.source import KernelSource
 from nxrt.runtime.stream import Event, Stream
 
 pytestmark = pytest.mark.gpu

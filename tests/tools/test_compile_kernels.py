@@ -12,9 +12,9 @@ from nxrt.kernels.api import CompileUnit, OpKey
 from nxrt.kernels.dsa_index_select.cuda import DsaIndexSelectFactory
 from nxrt.kernels.registry import KernelPlugin
 from nxrt.providers.cuda import all_compile_units
-from nxrt.runtime import compiler
-from nxrt.runtime.compiler import CompileOptions, Compiler
-from nxrt.runtime.source import KernelSource
+from nxrt.runtime.compilation import compiler
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.source import KernelSource
 from tools import compile_kernels
 from tools.compile_kernels import EntryUsage, Report, Row
 

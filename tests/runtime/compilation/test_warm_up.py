@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from nxrt import CompileError
-from nxrt.runtime.compile_cache import CompileCache
-from nxrt.runtime.compiler import CompiledKernel, CompileOptions, Compiler
-from nxrt.runtime.source import KernelSource
-from nxrt.runtime.warm_up import WarmUpJob, WarmUpResult, warm_up
+from nxrt.runtime.compilation.compile_cache import CompileCache
+from nxrt.runtime.compilation.compiler import CompiledKernel, CompileOptions, Compiler
+from nxrt.runtime.compilation.source import KernelSource
+from nxrt.runtime.compilation.warm_up import WarmUpJob, WarmUpResult, warm_up
 from tests.helpers.cache_processes import StubCompiler
 
 

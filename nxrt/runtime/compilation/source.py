@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nxrt.errors import CompileError, InvalidInputError
-from nxrt.runtime.includes import scan
+from nxrt.runtime.compilation.includes import scan
 
-INCLUDE_ROOT = Path(__file__).parent.parent / "kernels" / "include"
+INCLUDE_ROOT = Path(__file__).parents[2] / "kernels" / "include"
 """Where the shared headers of nxrt are; included as "nxrt/NAME.cuh"."""
 
 

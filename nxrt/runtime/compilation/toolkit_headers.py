@@ -14,8 +14,8 @@ from pathlib import Path
 from cuda import pathfinder
 
 from nxrt.errors import CompileError
-from nxrt.runtime.includes import scan
-from nxrt.runtime.nvrtc import INSTALL_COMMAND
+from nxrt.runtime.compilation.includes import scan
+from nxrt.runtime.compilation.nvrtc import INSTALL_COMMAND
 
 _CUDART_VERSION = re.compile(r"#\s*define\s+CUDART_VERSION\s+(\d+)")
 

@@ -12,18 +12,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nxrt.runtime.cache_entry import MAX_ENTRY_NBYTES, Entry, EntryInfo, Refusal, pack, unpack
-from nxrt.runtime.cache_folder import CacheFolder
-from nxrt.runtime.cache_key import KEY_VERSION, cache_key
-from nxrt.runtime.cache_settings import (
+from nxrt.runtime.compilation.cache_entry import (
+    MAX_ENTRY_NBYTES,
+    Entry,
+    EntryInfo,
+    Refusal,
+    pack,
+    unpack,
+)
+from nxrt.runtime.compilation.cache_folder import CacheFolder
+from nxrt.runtime.compilation.cache_key import KEY_VERSION, cache_key
+from nxrt.runtime.compilation.cache_settings import (
     DEFAULT_MAX_NBYTES,
     default_cache_dir,
     default_cache_nbytes,
 )
-from nxrt.runtime.cache_upkeep import prune, tidy
-from nxrt.runtime.compiler import CompileOptions, Compiler
-from nxrt.runtime.key_locks import KeyTurns, ProcessLock
-from nxrt.runtime.source import KernelSource
+from nxrt.runtime.compilation.cache_upkeep import prune, tidy
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.key_locks import KeyTurns, ProcessLock
+from nxrt.runtime.compilation.source import KernelSource
 
 __all__ = [
     "CacheStats",

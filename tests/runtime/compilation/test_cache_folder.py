@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from nxrt.runtime import cache_entry, cache_folder
-from nxrt.runtime.cache_entry import EntryInfo, pack
-from nxrt.runtime.cache_folder import QUARANTINE, CacheFolder
-from nxrt.runtime.cache_upkeep import check_entries, clear, prune, tidy
-from nxrt.runtime.compile_cache import CacheStats, CompileCache
+from nxrt.runtime.compilation import cache_entry, cache_folder
+from nxrt.runtime.compilation.cache_entry import EntryInfo, pack
+from nxrt.runtime.compilation.cache_folder import QUARANTINE, CacheFolder
+from nxrt.runtime.compilation.cache_upkeep import check_entries, clear, prune, tidy
+from nxrt.runtime.compilation.compile_cache import CacheStats, CompileCache
 from tests.helpers.cache_processes import OPTIONS, StubCompiler, code_of, source_of
 
 NBYTES = 8_000

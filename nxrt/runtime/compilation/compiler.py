@@ -12,10 +12,9 @@ from pathlib import Path
 
 from nxrt.errors import CompileError, InvalidInputError
 from nxrt.runtime import driver
-from nxrt.runtime.compile_log import COMPILE_FOLDER, log_remedy, readable_log
-from nxrt.runtime.driver import Handle
-from nxrt.runtime.includes import scan
-from nxrt.runtime.nvrtc import (
+from nxrt.runtime.compilation.compile_log import COMPILE_FOLDER, log_remedy, readable_log
+from nxrt.runtime.compilation.includes import scan
+from nxrt.runtime.compilation.nvrtc import (
     INSTALL_COMMAND,
     call,
     nvrtc_identity,
@@ -24,8 +23,14 @@ from nxrt.runtime.nvrtc import (
     read_output,
     supported_archs,
 )
-from nxrt.runtime.source import KernelSource
-from nxrt.runtime.toolkit_headers import check_release, cuda_include_dir, reached, with_cccl
+from nxrt.runtime.compilation.source import KernelSource
+from nxrt.runtime.compilation.toolkit_headers import (
+    check_release,
+    cuda_include_dir,
+    reached,
+    with_cccl,
+)
+from nxrt.runtime.driver import Handle
 
 __all__ = [
     "ARTEFACTS",

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from nxrt import CompileError, InvalidInputError
-from nxrt.runtime.compiler import CompileOptions, Compiler, cuda_include_dir
-from nxrt.runtime.nvrtc import nvrtc_location, supported_archs
-from nxrt.runtime.source import KernelSource, load_source
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler, cuda_include_dir
+from nxrt.runtime.compilation.nvrtc import nvrtc_location, supported_archs
+from nxrt.runtime.compilation.source import KernelSource, load_source
 
 OPTIONS = CompileOptions("sm_90a")
 
@@ -298,6 +298,6 @@ def test_half_precision_headers_compile_where_they_are_installed() -> None:
 
 
 def test_the_shipped_source_needs_no_toolkit_header() -> None:
-    root = Path(__file__).parents[2] / "nxrt" / "kernels"
+    root = Path(__file__).parents[3] / "nxrt" / "kernels"
     for path in root.glob("*/*.cu"):
         assert load_source(path).system_headers == ()

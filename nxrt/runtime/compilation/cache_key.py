@@ -6,8 +6,8 @@ A path does not, the order of definitions does not, and neither does what was co
 import hashlib
 from collections.abc import Iterable
 
-from nxrt.runtime.compiler import CompileOptions, Compiler
-from nxrt.runtime.source import KernelSource
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.source import KernelSource
 
 KEY_VERSION = 3
 """Raised with every change of the key, of an entry's layout, or of how NVRTC is called."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nxrt.errors import NxrtError
-from nxrt.runtime.compile_cache import CompileCache
-from nxrt.runtime.compiler import CompileOptions
-from nxrt.runtime.source import load_source
+from nxrt.runtime.compilation.compile_cache import CompileCache
+from nxrt.runtime.compilation.compiler import CompileOptions
+from nxrt.runtime.compilation.source import load_source
 
 
 @dataclass(frozen=True)

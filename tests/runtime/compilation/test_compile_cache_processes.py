@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nxrt.runtime.cache_folder import CacheFolder
-from nxrt.runtime.cache_upkeep import check_entries, tidy
-from nxrt.runtime.compile_cache import CompileCache
+from nxrt.runtime.compilation.cache_folder import CacheFolder
+from nxrt.runtime.compilation.cache_upkeep import check_entries, tidy
+from nxrt.runtime.compilation.compile_cache import CompileCache
 from tests.helpers.cache_processes import (
     OPTIONS,
     STRESS,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxrt.runtime import cache_key as cache_key_module
-from nxrt.runtime import nvrtc
-from nxrt.runtime.cache_key import cache_key
-from nxrt.runtime.compile_cache import CompileCache
-from nxrt.runtime.compiler import CompileOptions, Compiler
-from nxrt.runtime.source import KernelSource, load_source
+from nxrt.runtime.compilation import cache_key as cache_key_module
+from nxrt.runtime.compilation import nvrtc
+from nxrt.runtime.compilation.cache_key import cache_key
+from nxrt.runtime.compilation.compile_cache import CompileCache
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.source import KernelSource, load_source
 from tests.helpers.cache_processes import StubCompiler
 
 SOURCE = KernelSource("k.cu", "text", (("h.cuh", "header"),))
@@ -160,10 +160,10 @@ def test_one_changed_character_changes_the_key(
 _IN_A_NEW_PROCESS = """
 import random, sys
 from pathlib import Path
-from nxrt.runtime.cache_key import cache_key
-from nxrt.runtime.compiler import CompileOptions, Compiler
-from nxrt.runtime.compile_cache import CompileCache
-from nxrt.runtime.source import load_source
+from nxrt.runtime.compilation.cache_key import cache_key
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.compile_cache import CompileCache
+from nxrt.runtime.compilation.source import load_source
 path, folder, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 compiler = Compiler()
 cache = CompileCache(compiler, folder)
@@ -186,7 +186,7 @@ def test_the_key_is_the_same_in_any_process_after_any_history(tmp_path: Path) ->
             capture_output=True,
             text=True,
             check=True,
-            env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(Path(__file__).parents[2])},
+            env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(Path(__file__).parents[3])},
         ).stdout.split()
         for seed in (0, 1, 3)
     ]

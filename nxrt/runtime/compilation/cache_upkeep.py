@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from nxrt.runtime.cache_entry import Entry, EntryInfo, Refusal, unpack
-from nxrt.runtime.cache_folder import CacheFolder, StoredFile
+from nxrt.runtime.compilation.cache_entry import Entry, EntryInfo, Refusal, unpack
+from nxrt.runtime.compilation.cache_folder import CacheFolder, StoredFile
 
 _PRUNE_TO = 0.9
 """Share of the limit that pruning leaves, so that not every new entry prunes again."""

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from nxrt import CompileError, InvalidInputError
-from nxrt.runtime.cache_key import cache_key
-from nxrt.runtime.compile_cache import (
+from nxrt.runtime.compilation.cache_key import cache_key
+from nxrt.runtime.compilation.compile_cache import (
     CompileCache,
     default_cache_dir,
     default_cache_nbytes,
 )
-from nxrt.runtime.compiler import CompiledKernel, CompileOptions, Compiler
-from nxrt.runtime.source import KernelSource
+from nxrt.runtime.compilation.compiler import CompiledKernel, CompileOptions, Compiler
+from nxrt.runtime.compilation.source import KernelSource
 from tests.helpers.cache_processes import STRESS
 
 SOURCE = KernelSource("k.cu", "text", (("h.cuh", "header"),))

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nxrt.runtime.cache_entry import MAX_ENTRY_NBYTES, Refusal
-from nxrt.runtime.cache_key import KEY_VERSION
+from nxrt.runtime.compilation.cache_entry import MAX_ENTRY_NBYTES, Refusal
+from nxrt.runtime.compilation.cache_key import KEY_VERSION
 
 QUARANTINE = "quarantine"
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from nxrt.runtime.compiler import Compiler, cuda_include_dir
+from nxrt.runtime.compilation.compiler import Compiler, cuda_include_dir
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 _OWN_KERNELS = """
 import hashlib
 from nxrt.kernels.dsa_index_select.cuda import DsaIndexSelectFactory
-from nxrt.runtime.compiler import CompileOptions, Compiler
-from nxrt.runtime.source import load_source
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.source import load_source
 for unit in DsaIndexSelectFactory().compile_units():
     options = CompileOptions("sm_90a", unit.defines, unit.flags)
     print(hashlib.sha256(Compiler().compile(load_source(unit.path), options).cubin).hexdigest())
@@ -31,9 +31,9 @@ if sys.argv[1] == "no wheels":
     search.FIND_STEPS = steps
 from nxrt.errors import CompileError
 import nxrt.providers.cuda
-from nxrt.runtime.compiler import CompileOptions, Compiler
-from nxrt.runtime.compile_cache import CompileCache
-from nxrt.runtime.source import KernelSource
+from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
+from nxrt.runtime.compilation.compile_cache import CompileCache
+from nxrt.runtime.compilation.source import KernelSource
 text = '#include <cuda_fp16.h>\\nextern "C" __global__ void k(__half* a) { *a = __half(1.f); }'
 source = KernelSource("half.cu", text, system_headers=("cuda_fp16.h",))
 print("imported")

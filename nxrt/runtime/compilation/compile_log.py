@@ -7,8 +7,8 @@ where they lie; the log is where the paths come back.
 import re
 from collections.abc import Mapping
 
-from nxrt.runtime.source import KernelSource
-from nxrt.runtime.toolkit_headers import header_remedy
+from nxrt.runtime.compilation.source import KernelSource
+from nxrt.runtime.compilation.toolkit_headers import header_remedy
 
 COMPILE_FOLDER = "/proc/nxrt/"
 """The folder that sources claim to lie in while they are compiled. NVRTC looks for quoted headers
