@@ -13,6 +13,8 @@ built-in where one exists, and its message says what was asked, what was found, 
     ├── RegistrationError (ValueError)      a plug-in that the registry refuses
     ├── PluginError (RuntimeError)          a plug-in that raised in claim or in create
     ├── LeaseRefusedError (MemoryError)     the governor said no: over a limit
+    ├── LeaseCancelledError (RuntimeError)  a wait for memory that its token ended
+    ├── LeasesOutstandingError (RuntimeError)  a governor closed while somebody holds its leases
     ├── AllocationFailedError (MemoryError) the driver said no, after the lease was granted
     ├── ClosedError (RuntimeError)          an object that was closed before this use
     ├── DriverUnavailableError (RuntimeError)  no CUDA driver, or no device
@@ -25,7 +27,7 @@ built-in where one exists, and its message says what was asked, what was found, 
         └── CaptureDeclinedError            refused before recording began, every offender listed
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _SHOWN = 300
@@ -131,6 +133,10 @@ class LeaseRefusedError(NxrtError, MemoryError):
         limit: the tier's limit in bytes.
         holder: who asked.
         largest_holders: (holder, bytes) of the largest live holders, largest first.
+        level: the path of the governor whose limit it is; "process/engine", say.
+        cap: the cap inside the tier that refused, "role kv_cache", say; empty for the tier's limit.
+        reason: "limit"; "queue", where earlier requests wait for the same memory; or "timeout".
+        asked: (reclaimer, what came of it) for everybody who was asked to give memory back.
     """
 
     def __init__(
@@ -142,6 +148,10 @@ class LeaseRefusedError(NxrtError, MemoryError):
         limit: int,
         holder: str,
         largest_holders: Sequence[tuple[str, int]],
+        level: str = "",
+        cap: str = "",
+        reason: str = "limit",
+        asked: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.tier = tier
         self.requested = requested
@@ -149,11 +159,80 @@ class LeaseRefusedError(NxrtError, MemoryError):
         self.limit = limit
         self.holder = holder
         self.largest_holders = tuple(largest_holders)
+        self.level = level
+        self.cap = cap
+        self.reason = reason
+        self.asked = tuple(asked)
+        super().__init__(_sentences(*self._parts()))
+
+    def _parts(self) -> Iterator[str]:
+        yield (
+            f"cannot reserve {self.requested:,} B on {self.tier} for {self.holder!r}:"
+            f" {self.available:,} B of {self.limit:,} B available"
+        )
         held = ", ".join(f"{name} {nbytes:,} B" for name, nbytes in self.largest_holders)
+        yield f"held by: {held or 'nobody'}"
+        if self.reason != "limit":
+            yield {"queue": "earlier requests wait for it", "timeout": "waited in vain"}[
+                self.reason
+            ]
+        if self.asked:
+            yield "asked " + ", ".join(f"{name}: {outcome}" for name, outcome in self.asked)
+        of_level = f" of {self.level}" if self.level else ""
+        cap = f"the cap of {self.cap} in " if self.cap else ""
+        kind = self.tier.split(":", maxsplit=1)[0]
+        yield f"raise {cap}the {kind} budget{of_level} or ask for less"
+
+
+class LeaseCancelledError(NxrtError, RuntimeError):
+    """Report a wait for memory that its token ended; nothing was charged.
+
+    Args:
+        tier: the tier's name.
+        requested: bytes asked for.
+        holder: who asked.
+    """
+
+    def __init__(self, tier: str, *, requested: int, holder: str) -> None:
+        self.tier = tier
+        self.requested = requested
+        self.holder = holder
         super().__init__(
-            f"cannot reserve {requested:,} B on {tier} for {holder!r}: {available:,} B of"
-            f" {limit:,} B available; held by: {held or 'nobody'};"
-            f" raise the {tier.split(':', maxsplit=1)[0]} budget or ask for less"
+            f"the wait of {holder!r} for {requested:,} B on {tier} was cancelled; nothing is"
+            " charged"
+        )
+
+
+class LeasesOutstandingError(NxrtError, RuntimeError):
+    """Report a governor that was closed while somebody held its leases; it is still open.
+
+    Args:
+        level: the governor's path.
+        holders: (tier, role, holder, bytes) of each open lease, the largest first.
+        children: the names of the levels below that are still open.
+    """
+
+    _SHOWN_HOLDERS = 8
+
+    def __init__(
+        self, level: str, holders: Sequence[tuple[str, str, str, int]], children: Sequence[str] = ()
+    ) -> None:
+        self.level = level
+        self.holders = tuple(holders)
+        self.children = tuple(children)
+        shown = [
+            f"{role} of {holder!r}, {nbytes:,} B on {tier}"
+            for tier, role, holder, nbytes in self.holders[: self._SHOWN_HOLDERS]
+        ]
+        more = len(self.holders) - len(shown)
+        open_leases = ", ".join(shown) + (f" and {more:,} more" if more else "")
+        super().__init__(
+            _sentences(
+                f"governor {level!r} cannot close",
+                f"open leases: {open_leases}" if shown else "",
+                f"open children: {', '.join(self.children)}" if self.children else "",
+                "close them first",
+            )
         )
 
 

@@ -22,7 +22,9 @@ from nxrt.errors import (
     InvalidInputError,
     InvalidNodeError,
     JobError,
+    LeaseCancelledError,
     LeaseRefusedError,
+    LeasesOutstandingError,
     NxrtError,
     PluginError,
     RegistrationError,
@@ -54,6 +56,8 @@ EXAMPLES: tuple[NxrtError, ...] = (
     RegistrationError("acme", ["it lists no kernels", "its name is odd"]),
     PluginError("acme", "create of 'node'", "ValueError('x')"),
     _REFUSED,
+    LeaseCancelledError("device:0", requested=1234, holder="newcomer"),
+    LeasesOutstandingError("process/engine", [("device:0", "graph", "decode", 96)], ["request 7"]),
     _NOT_DELIVERED,
     ClosedError("the session"),
     DriverUnavailableError("no libcuda.so.1", "install the driver"),
@@ -80,6 +84,10 @@ MESSAGE_PARTS: dict[type[NxrtError], tuple[str, ...]] = {
         "1,234 B", "device:0", "'newcomer'", "56 B", "1,000 B",
         "weights of a 900 B, cache of b 44 B", "raise the device budget",
     ),
+    LeaseCancelledError: ("1,234 B", "device:0", "'newcomer'", "nothing is charged"),
+    LeasesOutstandingError: (
+        "'process/engine'", "graph of 'decode', 96 B on device:0", "request 7", "close them first",
+    ),
     AllocationFailedError: ("pinned", "4,096 B", "'ring'", "no pages", "lower the budget"),
     ClosedError: ("the session is closed", "create a new one"),
     DriverUnavailableError: ("no libcuda.so.1", "install the driver"),
@@ -101,6 +109,8 @@ BUILTINS: dict[type[NxrtError], type[Exception]] = {
     RegistrationError: ValueError,
     PluginError: RuntimeError,
     LeaseRefusedError: MemoryError,
+    LeaseCancelledError: RuntimeError,
+    LeasesOutstandingError: RuntimeError,
     AllocationFailedError: MemoryError,
     ClosedError: RuntimeError,
     DriverUnavailableError: RuntimeError,
@@ -205,6 +215,32 @@ def test_refusal_keeps_its_numbers_as_fields() -> None:
     assert (_REFUSED.tier, _REFUSED.holder) == ("device:0", "newcomer")
     assert (_REFUSED.requested, _REFUSED.available, _REFUSED.limit) == (1234, 56, 1000)
     assert _REFUSED.largest_holders == (("weights of a", 900), ("cache of b", 44))
+
+
+def test_refusal_names_the_level_the_cap_and_whom_was_asked() -> None:
+    error = LeaseRefusedError(
+        "device:1",
+        requested=2,
+        available=1,
+        limit=1,
+        holder="x",
+        largest_holders=[],
+        level="process/engine",
+        cap="role kv_cache",
+        reason="timeout",
+        asked=[("prefix cache", "released 1 B")],
+    )
+    assert str(error).endswith(
+        "waited in vain; asked prefix cache: released 1 B; raise the cap of role kv_cache in the"
+        " device budget of process/engine or ask for less"
+    )
+
+
+def test_outstanding_leases_beyond_the_eighth_are_counted() -> None:
+    error = LeasesOutstandingError("process", [("host", "graph", "x", 1)] * 10)
+    assert str(error).count("graph of 'x'") == 8
+    assert "and 2 more" in str(error)
+    assert len(error.holders) == 10
 
 
 def test_capture_error_without_a_kernel_names_only_the_stage() -> None:

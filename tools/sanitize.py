@@ -9,10 +9,18 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TOOLS = ("memcheck", "racecheck", "synccheck")
+KERNEL_TESTS = ("tests/kernels", "tests/graphs/test_device_faults.py")
+TOOLS: Mapping[str, Sequence[str]] = {
+    "memcheck": ("tests/kernels", "tests/graphs", "tests/runtime"),
+    "racecheck": KERNEL_TESTS,
+    "synccheck": KERNEL_TESTS,
+}
+"""The tests each tool runs: those that launch kernels of ours, and for memory all that replay."""
+
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 _PASSED = re.compile(r"(\d+) passed")
 
@@ -42,7 +50,7 @@ def run_sanitizer(sanitizer: str, tool: str, log: Path) -> SanitizerResult:
     """Run the quick GPU tests under one tool; the whole output goes to `log`."""
     command = [sanitizer, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "70"]
     quick = ["-m", "gpu and not slow", "--timeout", "0", "--durations", "20"]
-    tests = ["-m", "pytest", "-q", *quick, "tests"]
+    tests = ["-m", "pytest", "-q", *quick, *TOOLS[tool]]
     environment = os.environ | {"NXRT_REQUIRE_CUDA": "1", "NXRT_MAX_REPEATS": "2"}
     with log.open("w", encoding="utf-8") as output:
         run = subprocess.run(

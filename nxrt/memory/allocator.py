@@ -5,12 +5,13 @@ the wrapper, and plain host memory.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nxrt.errors import AllocationFailedError, ClosedError, DriverError, LeaseRefusedError
+from nxrt.errors import AllocationFailedError, ClosedError, DriverError
 from nxrt.locks import new_lock
 from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.lease import MemoryLease
@@ -112,6 +113,9 @@ class Buffer:
 class LeasedAllocator:
     """Wrap a raw allocator so that every byte is leased before it is allocated.
 
+    Where the budget or the memory does not suffice, what was given back and is still in use is
+    waited for; then the governor's reclaimers are asked, and what they gave back is waited for.
+
     Args:
         upstream: delivers the memory.
         governor: is asked first.
@@ -121,8 +125,14 @@ class LeasedAllocator:
         self._upstream = upstream
         self._governor = governor
 
-    def allocate(self, nbytes: int, *, role: Role, holder: str) -> Buffer:
+    def allocate(self, nbytes: int, *, role: Role, holder: str, request: str = "") -> Buffer:
         """Reserve, then allocate; either both happen or neither.
+
+        Args:
+            nbytes: how many bytes.
+            role: what for.
+            holder: who.
+            request: for which request, empty for none.
 
         Raises:
             LeaseRefusedError: the budget says no.
@@ -130,23 +140,21 @@ class LeasedAllocator:
             DriverError: the driver failed for another reason; the lease is back.
             InvalidInputError: `nbytes` is not a size.
         """
-        lease = self._leased(nbytes, role, holder)
+        lease = self._governor.reserve(
+            self._upstream.tier,
+            nbytes,
+            role=role,
+            holder=holder,
+            request=request,
+            # What was closed while the device still used it is charged until it passed.
+            settle=self._upstream.reclaim,
+        )
         try:
             return Buffer(self._raw(lease), lease, self._upstream)
         except Exception:
             # After an interrupt nobody knows whether memory was taken, so that stays charged.
             lease.close()
             raise
-
-    def _leased(self, nbytes: int, role: Role, holder: str) -> MemoryLease:
-        tier = self._upstream.tier
-        try:
-            return self._governor.reserve(tier, nbytes, role=role, holder=holder)
-        except LeaseRefusedError:
-            # Memory that was closed while the device still used it is charged until it passed.
-            if not self._upstream.reclaim():
-                raise
-        return self._governor.reserve(tier, nbytes, role=role, holder=holder)
 
     def _raw(self, lease: MemoryLease) -> int:
         if lease.nbytes == 0:
@@ -161,13 +169,23 @@ class LeasedAllocator:
             ) from error
 
     def _allocated(self, nbytes: int) -> int:
-        try:
-            return self._upstream.allocate(nbytes)
-        except (MemoryError, DriverError) as error:
-            is_full = not isinstance(error, DriverError) or error.code == OUT_OF_MEMORY
-            if not (is_full and self._upstream.reclaim()):
-                raise
-        return self._upstream.allocate(nbytes)
+        asked: tuple[Callable[[], int], ...] = (
+            self._upstream.reclaim,
+            partial(self._relieve, nbytes),
+        )
+        remedies = iter(asked)
+        while True:
+            try:
+                return self._upstream.allocate(nbytes)
+            except (MemoryError, DriverError) as error:
+                is_full = not isinstance(error, DriverError) or error.code == OUT_OF_MEMORY
+                if not (is_full and any(remedy() for remedy in remedies)):
+                    raise
+
+    def _relieve(self, nbytes: int) -> int:
+        """Ask others for memory that the budget admits and the device does not have."""
+        upstream = self._upstream
+        return self._governor.relieve(upstream.tier, nbytes, settle=upstream.reclaim)
 
 
 class HostAllocator:

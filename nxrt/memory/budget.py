@@ -1,17 +1,16 @@
-"""What an operator allows: one limit for each kind of memory, as sizes or shares of what is there.
+"""What an operator allows: one limit for each kind of memory, and finer ones inside it.
 
-Budgets are data. They come from code, a TOML file or the environment, in that order of precedence,
-and are validated whole; the governor enforces them.
+Budgets are data, validated whole; the governor enforces them. Where they come from is in
+`budget_sources`.
 """
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Self
 
 from pydantic import (
     BaseModel,
@@ -22,14 +21,22 @@ from pydantic import (
     TypeAdapter,
     model_validator,
 )
-from pydantic import ValidationError as PydanticError
 
-from nxrt.errors import BudgetError, InvalidInputError
-from nxrt.memory.tier import Tier, TierKind
+from nxrt.errors import BudgetError
+from nxrt.memory.budget_sources import Source, from_code, from_environment, from_toml, merged
+from nxrt.memory.tier import Role, Tier, TierKind
+from nxrt.memory.validation import validated
 from nxrt.tensor import MAX_SIZE
 
-ENVIRONMENT_PREFIX = "NXRT_BUDGET_"
+__all__ = ["Amount", "MemoryBudget", "TierBudget", "measured_host_capacity", "validated"]
+
 ACCEPTED_SIZE = 'bytes as an integer, a size such as "24 GiB", or a share such as "85%"'
+ANY = "*"
+"""Stands for every holder or request that the budget does not name, each by itself."""
+
+UNMEASURED = "a capacity nobody has measured"
+UNLIMITED = "a limit that is not set"
+_KNOWN = {UNMEASURED: "a measured capacity", UNLIMITED: "a limit"}
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 _SIZE = re.compile(
@@ -38,11 +45,34 @@ _SIZE = re.compile(
 _BYTE_SIZE = TypeAdapter(ByteSize)
 
 
-class TierBudget(BaseModel):
-    """Limit one kind of memory: `nbytes`, or `fraction` of the measured capacity, or neither.
+def parse_amount(value: object) -> object:
+    """Return what a person wrote as the fields of an `Amount`. Raises ValueError."""
+    if isinstance(value, BaseModel | Mapping):
+        return value
+    if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
+        if not 0 < Decimal(match[1]) <= 100:
+            raise ValueError("accepted: a share above 0% and up to 100%")
+        return {"fraction": float(Decimal(match[1]) / 100)}
+    if isinstance(value, str) and _SIZE.fullmatch(value):
+        return {"nbytes": int(_BYTE_SIZE.validate_python(value))}
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE:
+        return {"nbytes": value}
+    raise ValueError(f"accepted: {ACCEPTED_SIZE}")
 
-    A tier with neither has no limit; what it holds is counted all the same.
-    """
+
+def _parse_tier(value: object) -> object:
+    if not isinstance(value, Mapping) or "limit" not in value:
+        return parse_amount(value)
+    if value.keys() & {"nbytes", "fraction"}:
+        raise ValueError("accepted: limit, or nbytes, or fraction, not two of them")
+    limit = parse_amount(value["limit"])
+    parts = limit.model_dump(exclude_none=True) if isinstance(limit, BaseModel) else limit
+    assert isinstance(parts, Mapping)  # the other thing that parse_amount returns
+    return {key: value[key] for key in value if key != "limit"} | dict(parts)
+
+
+class Amount(BaseModel):
+    """Say how much: `nbytes`, or a `fraction` of something that the key names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,6 +85,57 @@ class TierBudget(BaseModel):
             raise ValueError("accepted: nbytes or fraction, not both")
         return self
 
+    def of(self, whole: int | None, subject: str, what: str, remedy: str) -> int | None:
+        """Return the bytes, None where neither was written.
+
+        Args:
+            whole: what the fraction is taken of, None where nobody knows.
+            subject: for the message: whose amount this is.
+            what: for the message: what the whole is.
+            remedy: for the message: what to do.
+
+        Raises:
+            BudgetError: a share of an unknown whole was asked for.
+        """
+        if self.fraction is None:
+            return self.nbytes
+        if whole is None:
+            found = f"{self.fraction:.0%} of {what}"
+            accepted = f"a share of {_KNOWN[what]}, or a size in bytes"
+            raise BudgetError(subject, found=found, accepted=accepted, remedy=remedy)
+        return int(whole * Fraction(str(self.fraction)))
+
+
+SizeOrShare = Annotated[Amount, BeforeValidator(parse_amount)]
+
+
+def parsed_amount(value: object, subject: str) -> Amount:
+    """Return what a person or a program wrote as an amount. Raises BudgetError."""
+    try:
+        return Amount.model_validate(parse_amount(value))
+    except ValueError as error:
+        raise BudgetError(subject, found=repr(value), accepted=ACCEPTED_SIZE) from error
+
+
+class TierBudget(Amount):
+    """Limit one kind of memory: `nbytes`, or `fraction` of the measured capacity, or neither.
+
+    A tier with neither has no limit; what it holds is counted all the same.
+
+    Args:
+        headroom: what nxrt leaves to others: the limit never exceeds the capacity less this.
+        watermark: the use from which watchers are told; a share is one of the limit.
+        roles: the most that each role may hold; shares are of the limit, here and below.
+        holders: likewise for each holder; "*" is for each that is not named.
+        requests: likewise for each request.
+    """
+
+    headroom: SizeOrShare | None = None
+    watermark: SizeOrShare | None = None
+    roles: dict[Role, SizeOrShare] = Field(default_factory=dict)
+    holders: dict[str, SizeOrShare] = Field(default_factory=dict)
+    requests: dict[str, SizeOrShare] = Field(default_factory=dict)
+
     def limit(self, tier: Tier, capacity: int | None) -> int | None:
         """Return the limit in bytes; None is no limit.
 
@@ -63,32 +144,51 @@ class TierBudget(BaseModel):
             capacity: measured bytes of the tier, None where nobody has measured.
 
         Raises:
-            BudgetError: a share was asked of a capacity nobody has measured.
+            BudgetError: a share or a headroom was asked of a capacity nobody has measured.
         """
-        if self.fraction is None:
-            return self.nbytes
-        if capacity is None:
-            raise BudgetError(
-                f"budget of {tier}",
-                found=f"{self.fraction:.0%} of a capacity nobody has measured",
-                accepted="a share of a measured capacity, or a size in bytes",
-                remedy=f'write {tier.kind.value} = "8 GiB" or pass the capacity to the governor',
-            )
-        return int(capacity * Fraction(str(self.fraction)))
+        kind = tier.kind.value
+        remedy = f'write {kind} = "8 GiB" or pass the capacity to the governor'
+        limit = self.of(capacity, f"budget of {tier}", UNMEASURED, remedy)
+        if self.headroom is None:
+            return limit
+        subject = f"headroom of {tier}"
+        remedy = f"lower the limit of {kind} instead, or pass the capacity to the governor"
+        headroom = self.headroom.of(capacity, subject, UNMEASURED, remedy) or 0
+        if capacity is None or headroom > capacity:
+            of_what = UNMEASURED if capacity is None else f"a capacity of {capacity:,} B"
+            found, accepted = f"{headroom:,} B of {of_what}", "up to a measured capacity"
+            raise BudgetError(subject, found=found, accepted=accepted, remedy=remedy)
+        return min(capacity - headroom, capacity if limit is None else limit)
 
+    def watermark_of(self, tier: Tier, limit: int | None) -> int | None:
+        """Return the use from which watchers are told. Raises BudgetError: a share of no limit."""
+        return self._share(self.watermark, f"watermark of {tier}", limit)
 
-def _parse_tier(value: object) -> object:
-    if isinstance(value, TierBudget | dict):
-        return value
-    if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
-        if not 0 < Decimal(match[1]) <= 100:
-            raise ValueError("accepted: a share above 0% and up to 100%")
-        return {"fraction": float(Decimal(match[1]) / 100)}
-    if isinstance(value, str) and _SIZE.fullmatch(value):
-        return {"nbytes": int(_BYTE_SIZE.validate_python(value))}
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE:
-        return {"nbytes": value}
-    raise ValueError(f"accepted: {ACCEPTED_SIZE}")
+    def changed(self, amount: Amount, axis: str = "", name: str | Role = "") -> "TierBudget":
+        """Return the same budget with another limit, or another cap where an axis is given."""
+        if not axis:
+            return self.model_copy(update=amount.model_dump())
+        return self.model_copy(update={axis: getattr(self, axis) | {name: amount}})
+
+    def cap(self, tier: Tier, axis: str, name: str | Role, limit: int | None) -> int | None:
+        """Return the most that one role, holder or request may hold; None is no cap.
+
+        Args:
+            tier: for the message.
+            axis: "roles", "holders" or "requests".
+            name: which of them.
+            limit: the tier's, of which shares are taken.
+
+        Raises:
+            BudgetError: a share of no limit.
+        """
+        caps: dict[str | Role, Amount] = getattr(self, axis)
+        amount = caps.get(name) or caps.get(ANY)
+        return self._share(amount, f"{axis} of {tier}", limit)
+
+    def _share(self, amount: Amount | None, subject: str, limit: int | None) -> int | None:
+        remedy = "give the tier a limit, or write a size"
+        return None if amount is None else amount.of(limit, subject, UNLIMITED, remedy)
 
 
 TierLimit = Annotated[TierBudget, BeforeValidator(_parse_tier)]
@@ -110,7 +210,7 @@ class MemoryBudget(BaseModel):
         Raises:
             BudgetError: a key or a size is not accepted.
         """
-        return validated(cls, limits, BudgetError, "budget")
+        return cls._from([from_code(limits)])
 
     @classmethod
     def load(
@@ -125,85 +225,41 @@ class MemoryBudget(BaseModel):
         Args:
             limits: from code.
             toml: a file with a [budget] table.
-            environ: NXRT_BUDGET_DEVICE, NXRT_BUDGET_PINNED, NXRT_BUDGET_HOST; the process's own
-                when left out.
+            environ: NXRT_BUDGET_DEVICE, NXRT_BUDGET_PINNED, NXRT_BUDGET_HOST, and each of them
+                with _HEADROOM, _WATERMARK, _ROLES, _HOLDERS or _REQUESTS; the process's own when
+                left out.
 
         Raises:
             BudgetError: a source cannot be read, or a key or a size is not accepted.
         """
-        found = _environment_limits(os.environ if environ is None else environ)
+        sources = [from_environment(os.environ if environ is None else environ)]
         if toml is not None:
-            found |= _toml_limits(toml)
-        return cls.of(**(found | limits))
+            sources.append(from_toml(toml))
+        return cls._from([*sources, from_code(limits)])
+
+    @classmethod
+    def _from(cls, sources: list[Source]) -> "MemoryBudget":
+        found = merged(sources)
+        for kind, limit in found.limits():
+            try:
+                parse_amount(limit)
+            except ValueError as error:
+                raise BudgetError(
+                    f"budget.{kind}",
+                    found=repr(limit),
+                    accepted=str(error).removeprefix("accepted: "),
+                    remedy=found.origin((kind, "limit")),
+                ) from error
+        return validated(cls, found.values, BudgetError, "budget", found.origin)
+
+    def tier(self, kind: TierKind) -> TierBudget:
+        """Return what holds for one kind of memory."""
+        budget: TierBudget = getattr(self, kind.value)
+        return budget
 
     def limit(self, tier: Tier, capacity: int | None) -> int | None:
         """Return the limit of one tier in bytes; None is no limit. Raises as TierBudget.limit."""
-        by_kind = {
-            TierKind.DEVICE: self.device,
-            TierKind.PINNED: self.pinned,
-            TierKind.HOST: self.host,
-        }
-        return by_kind[tier.kind].limit(tier, capacity)
-
-
-def _environment_limits(environ: Mapping[str, str]) -> dict[str, object]:
-    """Return the limits that environment variables set, by budget key, not yet validated."""
-    known = [ENVIRONMENT_PREFIX + kind.name for kind in TierKind]
-    for name in environ:
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
-            raise BudgetError(name, found="a variable nobody reads", accepted=", ".join(known))
-    return {
-        kind.value: environ[ENVIRONMENT_PREFIX + kind.name]
-        for kind in TierKind
-        if ENVIRONMENT_PREFIX + kind.name in environ
-    }
-
-
-def _toml_limits(path: Path) -> dict[str, object]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("budget", {})
-    except (OSError, ValueError, RecursionError) as error:
-        raise BudgetError(str(path), found=str(error), accepted="a TOML file") from error
-    if not isinstance(table, dict):
-        raise BudgetError(f"{path}: budget", found=repr(table), accepted="a [budget] table")
-    return table
-
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
-
-
-def validated(
-    model: type[ModelT], values: Mapping[str, Any], error: type[InvalidInputError], where: str
-) -> ModelT:
-    """Build a pydantic model; its first complaint becomes one typed error that names the key.
-
-    Args:
-        model: the model class.
-        values: its fields.
-        error: the class to raise.
-        where: what the values are, put before the key in the message.
-    """
-    try:
-        return model.model_validate(values)
-    except PydanticError as problem:
-        first = problem.errors(include_url=False)[0]
-        key = ".".join([where, *map(str, first["loc"])])
-        message = first["msg"].removeprefix("Value error, accepted: ")
-        accepted = message
-        if first["type"] == "extra_forbidden":
-            accepted = f"no such key; known: {', '.join(_fields_at(model, first['loc'][:-1]))}"
-        if first["type"] == "missing":
-            accepted = "a value: the key is required"
-        found = "nothing" if first["type"] == "missing" else repr(first["input"])
-        raise error(key, found=found, accepted=accepted) from problem
-
-
-def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """Return the keys of the table that `path` leads to from a model."""
-    table: Any = model
-    for key in path:
-        table = table.model_fields[key].annotation
-    return list(table.model_fields)
+        return self.tier(tier.kind).limit(tier, capacity)
 
 
 def measured_host_capacity() -> int | None:

@@ -3,8 +3,9 @@
 Names only; limits are in `budget`, counting is in `governor`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 
 
 class TierKind(Enum):
@@ -13,6 +14,9 @@ class TierKind(Enum):
     DEVICE = "device"
     PINNED = "pinned"
     HOST = "host"
+
+    # Members are singletons; Enum's own hash is a Python call in every look-up of the books.
+    __hash__ = object.__hash__
 
 
 class Role(Enum):
@@ -26,6 +30,8 @@ class Role(Enum):
     STAGING = "staging"
     GRAPH = "graph"
 
+    __hash__ = object.__hash__  # as above
+
 
 @dataclass(frozen=True, slots=True)
 class Tier:
@@ -38,6 +44,15 @@ class Tier:
 
     kind: TierKind
     ordinal: int = 0
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # From numbers alone, so that it is the same in a process that unpickles the tier.
+        kinds = list(TierKind)
+        object.__setattr__(self, "_hash", hash((kinds.index(self.kind), self.ordinal)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __str__(self) -> str:
         if self.kind is TierKind.DEVICE:
@@ -49,6 +64,7 @@ HOST = Tier(TierKind.HOST)
 PINNED = Tier(TierKind.PINNED)
 
 
+@cache
 def device_tier(ordinal: int) -> Tier:
-    """Return the tier of one device's memory."""
+    """Return the tier of one device's memory; the same object every time."""
     return Tier(TierKind.DEVICE, ordinal)

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import nxrt.runtime
+import nxrt
 from nxrt.errors import ClosedError, DeviceLostError, NxrtError
 from nxrt.runtime import driver
 from tests.helpers.created_objects import CreatedObjects
@@ -35,9 +35,9 @@ _SURVIVORS = re.compile(r"cuInit|cuDriver|cuDevice|cuCtx(Push|Pop|Get|Set)")
 
 @cache
 def entry_points() -> tuple[str, ...]:
-    """Return the names of all driver functions that nxrt's runtime mentions, sorted."""
-    (folder,) = nxrt.runtime.__path__
-    texts = [path.read_text() for path in Path(folder).glob("*.py")]
+    """Return the names of all driver functions that nxrt's sources mention, sorted."""
+    (folder,) = nxrt.__path__
+    texts = [path.read_text() for path in Path(folder).rglob("*.py")]
     return tuple(sorted({name for text in texts for name in _CALL.findall(text)}))
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,10 @@ def forked(opened: Opened, cache_dir: Path, way: str) -> int | None:
     """Fork, check in the child; return the child's exit code, None in a child that goes on."""
     fake = use_stand_ins()
     before = None if fake is None else fake.snapshot()
-    child = os.fork()
+    with warnings.catch_warnings():
+        # Python says that forking beside threads may hang: that it does not is what is tested.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child:
         return wait_for(child)
     check_child(opened, cache_dir)
