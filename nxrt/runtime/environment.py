@@ -24,7 +24,15 @@ from nxrt.runtime.compilation.compiler import (
 from nxrt.runtime.compilation.source import KernelSource
 from nxrt.runtime.device import Device
 
-_PACKAGES = ("cuda-bindings", "cuda-pathfinder", "numpy", "pydantic", "ml_dtypes", "filelock")
+_PACKAGES = (
+    "cuda-bindings",
+    "cuda-pathfinder",
+    "filelock",
+    "lazy_loader",
+    "ml_dtypes",
+    "numpy",
+    "pydantic",
+)
 _CUDART_VERSION = re.compile(r"#\s*define\s+CUDART_VERSION\s+(\d+)")
 
 

@@ -91,7 +91,8 @@ def test_other_errors_pass_unchanged(error: Exception) -> None:
 
 def test_importing_nxrt_loads_no_driver_and_makes_no_file(tmp_path: Any) -> None:
     script = (
-        "import nxrt, os; maps = open('/proc/self/maps').read();"
+        "import nxrt, os; [getattr(nxrt, name) for name in nxrt.__all__];"
+        "maps = open('/proc/self/maps').read();"
         "assert 'libcuda.so' not in maps and 'libnvrtc' not in maps; assert not os.listdir('.')"
     )
     environment = {"HOME": str(tmp_path), "PYTHONPATH": ":".join(filter(None, sys.path))}
@@ -99,6 +100,16 @@ def test_importing_nxrt_loads_no_driver_and_makes_no_file(tmp_path: Any) -> None
         [sys.executable, "-B", "-c", script], check=True, cwd=tmp_path, env=environment
     )  # fmt: skip
     assert not list(tmp_path.iterdir())
+
+
+def test_importing_nxrt_imports_nothing_heavy() -> None:
+    heavy = {"cuda", "numpy", "pydantic", "ml_dtypes", "rich", "typer"}
+    script = f"import nxrt, sys; print(sorted({heavy!r} & set(sys.modules)))"
+    environment = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]"
 
 
 def test_a_device_without_a_driver_is_one_error_at_once() -> None:
