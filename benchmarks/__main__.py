@@ -1,6 +1,7 @@
 """Run every benchmark and print one table: `make bench`.
 
 On CUDA where a device answers, and on the CPU otherwise, with the sizes that end in time there.
+What a reservation costs is measured everywhere; what a launch costs only on a device.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks import host_cost
+from benchmarks import governor, host_cost
 from benchmarks.cases import INDEX_SELECT
 from benchmarks.index_select import Measurement, measure_ceilings, measure_cpu, measure_cuda
 from nxrt import CudaProvider, select_provider
@@ -20,6 +21,7 @@ from nxrt import CudaProvider, select_provider
 def main() -> None:
     """Measure and print; `--json` prints data."""
     console = Console(stderr=True)
+    console.print(governor_table(governor.measure()))
     choice = select_provider()
     with choice.provider as provider:
         console.print(f"{provider.name}: {choice.reason}")
@@ -43,6 +45,17 @@ def cuda_rows(provider: CudaProvider, console: Console) -> list[Measurement]:
     return [
         measure_cuda(provider, shape, ceilings) for shape in track(INDEX_SELECT, console=console)
     ]
+
+
+def governor_table(rows: list[governor.GovernorCost]) -> Table:
+    """Return what reservations cost for a person."""
+    table = Table(title="memory governor", title_justify="left")
+    table.add_column("pair of calls", no_wrap=True)
+    for name in ("us", "ratio"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(row.name, f"{row.pair_us:.2f}", f"{row.ratio:.2f}")
+    return table
 
 
 def as_table(rows: list[Measurement]) -> Table:

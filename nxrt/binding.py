@@ -27,8 +27,8 @@ class BindingOwner(Protocol):
     def naming_recent(self) -> AbstractContextManager[None]:
         """Name what was enqueued where waiting inside the with-block fails."""
 
-    def closing(self, binding: "Binding") -> AbstractContextManager[object]:
-        """Give up graphs over the binding; return the lock to close it under."""
+    def closing(self, binding: "Binding") -> AbstractContextManager[None]:
+        """Give up graphs over the binding; let nothing run inside the with-block."""
 
 
 class Binding:
@@ -203,16 +203,23 @@ class Binding:
         """Return the memory that a recording bakes in and can hold on to."""
         return [owned for owned in self._owned if isinstance(owned, GraphAllocation)]
 
+    def foreign_views(self) -> list[TensorView]:
+        """Return the views of memory that cannot be shared, only be kept referenced."""
+        views = self._views.values()
+        return [view for view in views if not isinstance(view.storage, GraphAllocation)]
+
     def close(self) -> None:
         """Give up the memory this binding allocated once no run uses it; may be repeated.
 
         Waits for a run that is being enqueued, not for the device.
         """
+        self._is_closed = True  # no use begins any more; one that has begun is waited for
         with self._owner.closing(self):
-            self._is_closed = True
             self._undo.close()
-            self._views.clear()  # the caller's memory is the caller's again
+            foreign = self.foreign_views()
+            self._views.clear()
             self.operands.clear()
+            self._provider.drop(foreign)  # the caller's memory is the caller's again, in time
 
     def __enter__(self) -> Self:
         return self

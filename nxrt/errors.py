@@ -13,6 +13,7 @@ built-in where one exists, and its message says what was asked, what was found, 
     ├── RegistrationError (ValueError)      a plug-in that the registry refuses
     ├── PluginError (RuntimeError)          a plug-in that raised in claim or in create
     ├── LeaseRefusedError (MemoryError)     the governor said no: over a limit
+    ├── StateGroupOutOfMemoryError (MemoryError)  a state group that the governor has no room for
     ├── LeaseCancelledError (RuntimeError)  a wait for memory that its token ended
     ├── LeasesOutstandingError (RuntimeError)  a governor closed while somebody holds its leases
     ├── AllocationFailedError (MemoryError) the driver said no, after the lease was granted
@@ -153,15 +154,10 @@ class LeaseRefusedError(NxrtError, MemoryError):
         reason: str = "limit",
         asked: Sequence[tuple[str, str]] = (),
     ) -> None:
-        self.tier = tier
-        self.requested = requested
-        self.available = available
-        self.limit = limit
-        self.holder = holder
+        self.tier, self.holder = tier, holder
+        self.requested, self.available, self.limit = requested, available, limit
         self.largest_holders = tuple(largest_holders)
-        self.level = level
-        self.cap = cap
-        self.reason = reason
+        self.level, self.cap, self.reason = level, cap, reason
         self.asked = tuple(asked)
         super().__init__(_sentences(*self._parts()))
 
@@ -184,19 +180,33 @@ class LeaseRefusedError(NxrtError, MemoryError):
         yield f"raise {cap}the {kind} budget{of_level} or ask for less"
 
 
+class StateGroupOutOfMemoryError(NxrtError, MemoryError):
+    """Report a state group that a limit does not admit; the governor's refusal is `__cause__`.
+
+    Bytes: `requested`, in an exchange what it lacks; `resident`, what everybody has of the `limit`.
+    """
+
+    def __init__(
+        self, request: int, device: int, *, requested: int, resident: int, limit: int
+    ) -> None:
+        self.request, self.device = request, device
+        self.requested, self.resident, self.limit = requested, resident, limit
+        super().__init__(
+            f"cannot charge {requested:,} B for the state of request {request} on device:{device}:"
+            f" {resident:,} B of {limit:,} B in use; release a state group or raise the budget"
+        )
+
+
 class LeaseCancelledError(NxrtError, RuntimeError):
-    """Report a wait for memory that its token ended; nothing was charged.
+    """Report a wait of `holder` for memory that its token ended; nothing was charged.
 
     Args:
         tier: the tier's name.
         requested: bytes asked for.
-        holder: who asked.
     """
 
     def __init__(self, tier: str, *, requested: int, holder: str) -> None:
-        self.tier = tier
-        self.requested = requested
-        self.holder = holder
+        self.tier, self.requested, self.holder = tier, requested, holder
         super().__init__(
             f"the wait of {holder!r} for {requested:,} B on {tier} was cancelled; nothing is"
             " charged"
@@ -243,10 +253,8 @@ class AllocationFailedError(NxrtError, MemoryError):
     """
 
     def __init__(self, tier: str, *, requested: int, holder: str, reason: str) -> None:
-        self.tier = tier
-        self.requested = requested
-        self.holder = holder
-        self.reason = reason
+        self.tier, self.requested = tier, requested
+        self.holder, self.reason = holder, reason
         super().__init__(
             f"{tier} could not allocate {requested:,} B for {holder!r} although the budget admits"
             f" it: {reason}; another process may hold the memory: lower the budget to what is free"

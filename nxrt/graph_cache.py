@@ -54,6 +54,7 @@ class GraphCache:
 
     Args:
         capture: makes a graph.
+        audit: raises CaptureDeclinedError where that cannot work; asked before room is made.
         generation: names the memory of the kernels' own that recordings bake in.
         max_graphs: from 1.
 
@@ -62,7 +63,11 @@ class GraphCache:
     """
 
     def __init__(
-        self, capture: CaptureGraph, generation: Callable[[], Hashable], max_graphs: int
+        self,
+        capture: CaptureGraph,
+        audit: Callable[[Binding], None],
+        generation: Callable[[], Hashable],
+        max_graphs: int,
     ) -> None:
         if not isinstance(max_graphs, int) or isinstance(max_graphs, bool) or max_graphs < 1:
             raise InvalidInputError("max_graphs", found=repr(max_graphs), accepted="from 1")
@@ -70,7 +75,9 @@ class GraphCache:
         """The graphs that may be replayed as they are. Read without the lock."""
         self.stats = StepStats()
         self._capture = capture
+        self._audit = audit
         self._generation = generation
+        self._seen: Hashable = None
         self._max_graphs = max_graphs
         self._entries: dict[Binding, _Entry] = {}
         self._idle: list[_Entry] = []  # of closed bindings; good for an update, never replayed
@@ -94,21 +101,27 @@ class GraphCache:
 
         Raises: what capturing raises; the cache is then without a graph for this binding.
         """
+        self.refresh()
         entry = self._entries.get(binding)
-        before = self._generation()
-        if entry is not None and entry.generation == before and not entry.graph.is_closed:
+        if entry is not None and entry.generation == self._seen and not entry.graph.is_closed:
             self.ready[binding] = entry.graph
             return entry.graph
+        self._audit(binding)
         reuse = self._reusable(binding)
         graph = self._capture(binding, reuse)
         name = "updates" if reuse is not None and graph.is_update else "captures"
         self._count(name)
-        after = self._generation()
-        if after != before:  # graphs over the old memory are stale, and are looked at again
-            self.ready.clear()
-        self._entries[binding] = _Entry(binding, graph, after)
+        self.refresh()
+        self._entries[binding] = _Entry(binding, graph, self._seen)
         self.ready[binding] = graph
         return graph
+
+    def refresh(self) -> None:
+        """Let graphs be looked at again where the kernels' memory is no longer what it was."""
+        now = self._generation()
+        if now != self._seen:
+            self._seen = now
+            self.ready.clear()
 
     def forget(self, binding: Binding) -> None:
         """Give up what the graph of a binding holds; its executable may serve another."""

@@ -3,10 +3,11 @@
 It moves no data by itself (that is Binding) and knows no device (that is the provider).
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 from nxrt.binding import Binding
@@ -20,7 +21,7 @@ from nxrt.errors import (
     InvalidInputError,
     LeaseRefusedError,
 )
-from nxrt.graph import Graph, Node
+from nxrt.graph import Graph
 from nxrt.graph_cache import GraphCache, StepStats
 from nxrt.kernels.api import GraphResource, Kernel
 from nxrt.locks import new_rlock
@@ -28,19 +29,14 @@ from nxrt.memory.governor import MemoryGovernor
 from nxrt.memory.tier import Role
 from nxrt.placement import check_dims, placed_graph
 from nxrt.providers.base import ExecutionProvider, ProviderSession, Replayable
+from nxrt.ready_node import ReadyNode
 from nxrt.runtime.recording import refuse_recording
 from nxrt.tensor import TensorSpec, TensorView
 
+_log = logging.getLogger(__name__)
+
 _MAX_RECENT = 64
 """How many enqueued nodes an asynchronous failure names."""
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One node, ready to run."""
-
-    node: Node
-    kernel: Kernel[Any]
 
 
 class Session:
@@ -77,7 +73,7 @@ class Session:
         self.specs: Mapping[str, TensorSpec] = placed.specs
         self.placements = placed.placements()
         self.num_captures = 0
-        self._cache = GraphCache(self._captured, self._generation, max_graphs)
+        self._cache = GraphCache(self._captured, self._audit, self._generation, max_graphs)
         self._graphs: list[Replayable] = []
         self._bindings: list[Binding] = []
         self._recent: deque[str] = deque(maxlen=_MAX_RECENT)
@@ -87,12 +83,12 @@ class Session:
         with ExitStack() as undo:
             self._backend = placed.provider.open(governor)
             undo.callback(self._backend.close)
-            self._steps: list[_Step] = []
+            self._steps: list[ReadyNode] = []
             for node, claim in placed.claims:
                 inputs = [None if name is None else placed.specs[name] for name in node.inputs]
                 kernel = self._backend.create_kernel(claim, node, inputs)
                 undo.callback(kernel.close)
-                self._steps.append(_Step(node, kernel))
+                self._steps.append(ReadyNode(node, kernel, claim.plugin))
             self._undo = undo.pop_all()
 
     @property
@@ -225,7 +221,9 @@ class Session:
         """
         with self._lock:
             self._require_own(binding)
+            self._audit(binding)
             graph = self._captured(binding, None)
+            self._cache.refresh()
             self._graphs = [known for known in self._graphs if not known.is_closed]
             self._graphs.append(graph)
             self.num_captures += 1
@@ -279,21 +277,27 @@ class Session:
             raise
         self._recent.clear()
 
-    def closing(self, binding: Binding) -> AbstractContextManager[object]:
-        """Give up the graph that `step` keeps of a binding; return the lock to close it under."""
+    @contextmanager
+    def closing(self, binding: Binding) -> Iterator[None]:
+        """Give up the graph that `step` keeps of a binding; nothing runs inside the with-block."""
         with self._lock:
             self._cache.forget(binding)
             for step in self._steps:
-                step.kernel.forget()
-        lock: AbstractContextManager[object] = self._lock
-        return lock
+                try:
+                    step.kernel.forget()
+                except Exception:  # noqa: BLE001  (the memory has to go back all the same)
+                    _log.exception("the kernel of node %r failed in forget", step.node.name)
+            yield
 
     def _run(self, binding: Binding) -> None:
-        self._execute(binding, self._backend.stream)
+        try:
+            self._execute(binding, self._backend.stream)
+        finally:
+            self._cache.refresh()
 
     def _kernel_memory(self) -> list[GraphResource]:
         """Return the memory of the kernels' own that recordings bake in."""
-        return [resource for step in self._steps for resource in step.kernel.graph_resources()]
+        return [resource for step in self._steps for resource in step.graph_resources()]
 
     def _generation(self) -> tuple[int, ...]:
         return tuple(resource.identity for resource in self._kernel_memory())
@@ -312,11 +316,10 @@ class Session:
         with ExitStack() as undo:
             if reuse is not None:
                 undo.callback(reuse.close)
-            self._audit(binding)
             return self._backend.capture(
                 lambda stream: self._record(binding, stream),
                 resources=lambda: [*binding.graph_resources(), *self._kernel_memory()],
-                kept=[binding.view(name) for name in binding.specs],
+                kept=binding.foreign_views(),
                 reuse=reuse,
             )
 
@@ -353,7 +356,7 @@ class Session:
             for step in self._steps:
                 names = step.node.inputs
                 specs = [None if name is None else binding.specs[name] for name in names]
-                support = step.kernel.capture_support(specs)
+                support = step.capture_support(specs)
                 if not support.is_supported:
                     offenders.append((step.node.name, support.reason))
         if offenders:

@@ -29,6 +29,7 @@ from nxrt.errors import (
     PluginError,
     RegistrationError,
     SizeOverflowError,
+    StateGroupOutOfMemoryError,
     UnsupportedGraphError,
 )
 
@@ -41,6 +42,7 @@ _REFUSED = LeaseRefusedError(
     holder="newcomer",
     largest_holders=[("weights of a", 900), ("cache of b", 44)],
 )
+_NO_ROOM = StateGroupOutOfMemoryError(7, 1, requested=1234, resident=4000, limit=5000)
 _NOT_DELIVERED = AllocationFailedError("pinned", requested=4096, holder="ring", reason="no pages")
 _DRIVER = DriverError(code=700, name="CUDA_ERROR_X", call="cuLaunch", explanation="out of bounds")
 _COMPILE = CompileError("select.cu", arch="sm_90a", log="line 7: oops\n", remedy="add the header")
@@ -56,6 +58,7 @@ EXAMPLES: tuple[NxrtError, ...] = (
     RegistrationError("acme", ["it lists no kernels", "its name is odd"]),
     PluginError("acme", "create of 'node'", "ValueError('x')"),
     _REFUSED,
+    _NO_ROOM,
     LeaseCancelledError("device:0", requested=1234, holder="newcomer"),
     LeasesOutstandingError("process/engine", [("device:0", "graph", "decode", 96)], ["request 7"]),
     _NOT_DELIVERED,
@@ -84,6 +87,9 @@ MESSAGE_PARTS: dict[type[NxrtError], tuple[str, ...]] = {
         "1,234 B", "device:0", "'newcomer'", "56 B", "1,000 B",
         "weights of a 900 B, cache of b 44 B", "raise the device budget",
     ),
+    StateGroupOutOfMemoryError: (
+        "1,234 B", "request 7", "device:1", "4,000 B", "5,000 B", "release a state group",
+    ),
     LeaseCancelledError: ("1,234 B", "device:0", "'newcomer'", "nothing is charged"),
     LeasesOutstandingError: (
         "'process/engine'", "graph of 'decode', 96 B on device:0", "request 7", "close them first",
@@ -109,6 +115,7 @@ BUILTINS: dict[type[NxrtError], type[Exception]] = {
     RegistrationError: ValueError,
     PluginError: RuntimeError,
     LeaseRefusedError: MemoryError,
+    StateGroupOutOfMemoryError: MemoryError,
     LeaseCancelledError: RuntimeError,
     LeasesOutstandingError: RuntimeError,
     AllocationFailedError: MemoryError,
@@ -215,6 +222,11 @@ def test_refusal_keeps_its_numbers_as_fields() -> None:
     assert (_REFUSED.tier, _REFUSED.holder) == ("device:0", "newcomer")
     assert (_REFUSED.requested, _REFUSED.available, _REFUSED.limit) == (1234, 56, 1000)
     assert _REFUSED.largest_holders == (("weights of a", 900), ("cache of b", 44))
+
+
+def test_a_state_group_without_room_keeps_its_numbers_as_fields() -> None:
+    assert (_NO_ROOM.request, _NO_ROOM.device, _NO_ROOM.requested) == (7, 1, 1234)
+    assert (_NO_ROOM.resident, _NO_ROOM.limit) == (4000, 5000)
 
 
 def test_refusal_names_the_level_the_cap_and_whom_was_asked() -> None:

@@ -64,8 +64,8 @@ FLOORS = (
     Floor("5", "providers/*.py", floors="0 1 2 3 4 5-cpu 5", packages="numpy"),
     Floor(
         "6",
-        "__init__.py __main__.py binding.py graph_cache.py placement.py session.py interop.py"
-        " onnx.py testing.py cli/*.py planning/*.py",
+        "__init__.py __main__.py binding.py graph_cache.py placement.py ready_node.py session.py"
+        " interop.py onnx.py testing.py cli/*.py planning/*.py",
         floors="0 1 2 3 4 5-cpu 5 6",
         packages="lazy_loader numpy ml_dtypes pydantic",
     ),

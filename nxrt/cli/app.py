@@ -23,13 +23,14 @@ except ModuleNotFoundError as error:
     )
     raise SystemExit(2) from error
 
-from nxrt.cli import cache, decode, doctor, plan, report
-from nxrt.cli.job import load_job
+from nxrt.cli import budget_options, cache, decode, doctor, plan, report
+from nxrt.cli.job import Job, load_job
+from nxrt.cli.memory_report import check_report_path, run_recorded
 from nxrt.cli.output import Output, drop_output, progress_bar, reader_may_leave
 from nxrt.cli.plan_picture import check_picture_path, write_picture
-from nxrt.cli.trace import load_trace
-from nxrt.errors import JobError, NxrtError
-from nxrt.memory.budget import MemoryBudget
+from nxrt.cli.recording import Recording
+from nxrt.cli.trace import Trace, load_trace
+from nxrt.errors import NxrtError
 from nxrt.planning import planner
 from nxrt.planning.geometry import load_geometry
 from nxrt.runtime.environment import inspect_environment
@@ -56,22 +57,21 @@ def run(
     ] = None,
     budget: Annotated[
         list[str] | None,
-        typer.Option(metavar="TIER=SIZE", help="Such as device=24GiB; may be repeated."),
+        typer.Option(metavar=budget_options.METAVAR, help=budget_options.HELP),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead.")] = False,
+    memory_report: Annotated[
+        Path | None,
+        typer.Option(help="Tell what held memory when, in an .html, .svg or .jsonl file."),
+    ] = None,
 ) -> None:
     """Decode a trace step by step, check every row, and show what was selected."""
-    loaded = load_job(job, provider=provider, top_k=top_k, budgets=_parse_budgets(budget or []))
+    if memory_report is not None:
+        check_report_path(memory_report)
+    budgets = budget_options.parse_budgets(budget or [])
+    loaded = load_job(job, provider=provider, top_k=top_k, budgets=budgets)
     trace = load_trace(loaded.trace_path)
-    with progress_bar() as progress:
-        task = progress.add_task("open", total=trace.num_steps)
-
-        def show(state: decode.Progress) -> None:
-            progress.update(
-                task, description=state.phase, completed=state.done, total=state.total
-            )  # fmt: skip
-
-        result = decode.run_decode(loaded, trace, show)
+    result = _run_shown(loaded, trace, job.name, memory_report)
     with reader_may_leave():
         if as_json:
             typer.echo(json.dumps(report.as_data(result), indent=2))
@@ -80,6 +80,24 @@ def run(
         sys.stdout.flush()
     if not result.rows_equal.all():
         raise typer.Exit(1)
+
+
+def _run_shown(
+    job: Job, trace: Trace, title: str, memory_report: Path | None
+) -> decode.DecodeResult:
+    """Run a job with a bar that shows where it is."""
+    with progress_bar() as progress:
+        task = progress.add_task("open", total=trace.num_steps)
+
+        def show(state: decode.Progress) -> None:
+            progress.update(
+                task, description=state.phase, completed=state.done, total=state.total
+            )  # fmt: skip
+
+        def run(recording: Recording) -> decode.DecodeResult:
+            return decode.run_decode(job, trace, show, recording)
+
+        return run_recorded(run, title, memory_report)
 
 
 @app.command(name="doctor")
@@ -104,7 +122,7 @@ def plan_command(
     batch: Annotated[int, typer.Option(help="Number of sequences.")] = 1,
     budget: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.toml|TIER=SIZE", help="Such as device=24GiB; may be repeated."),
+        typer.Option(metavar=f"FILE.toml|{budget_options.METAVAR}", help=budget_options.HELP),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead.")] = False,
     picture: Annotated[
@@ -131,19 +149,6 @@ def plan_command(
             plan.render(planned, Output())
         sys.stdout.flush()
     raise typer.Exit(plan.FITS if planned.fits else plan.DOES_NOT_FIT)
-
-
-def _parse_budgets(options: list[str]) -> dict[str, str]:
-    budgets = {}
-    for option in options:
-        tier, separator, size = option.partition("=")
-        if not separator:
-            raise JobError("--budget", found=repr(option), accepted="TIER=SIZE: device=24GiB")
-        if tier not in MemoryBudget.model_fields:
-            accepted = f"a tier of {', '.join(MemoryBudget.model_fields)}"
-            raise JobError("--budget", found=repr(tier), accepted=accepted)
-        budgets[tier] = size
-    return budgets
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from nxrt.binding import Binding
 from nxrt.cli.job import Job
+from nxrt.cli.recording import Recording
 from nxrt.cli.trace import Trace
 from nxrt.errors import CaptureDeclinedError
 from nxrt.graph import Graph, Node
@@ -83,26 +84,36 @@ class DecodeResult:
     capture_decline: str = ""
 
 
-def run_decode(job: Job, trace: Trace, report: Callable[[Progress], None]) -> DecodeResult:
+def run_decode(
+    job: Job,
+    trace: Trace,
+    report: Callable[[Progress], None],
+    recording: Recording | None = None,
+) -> DecodeResult:
     """Decode every query of the trace and check every row.
 
     Args:
         job: what to run.
         trace: the data.
         report: called after each step and during the check.
+        recording: is told the phases, and gets the governor's books, also of a run that fails.
 
     Raises:
         NxrtError: the job cannot run as asked; everything is given back.
     """
+    recording = recording or Recording()
+    recording.begin("setup")
     graph = decode_graph(job, trace)
     choice = select_provider(job.job.provider)
     with choice.provider as provider:
-        governor = MemoryGovernor(job.budget, capacities=_capacities(provider))
+        governor = MemoryGovernor(
+            job.budget, capacities=_capacities(provider), history=recording.history
+        )
         result = DecodeResult((provider.name, choice.reason))
-        with Session(graph, [provider], governor) as session:
+        with recording.watching(governor), Session(graph, [provider], governor) as session:
             result.placements = session.placements
-            with _bind(session, trace) as binding:
-                _decode(session, binding, job, trace, result, report)
+            with _bind(session, trace) as binding, recording.closing():
+                _decode(session, binding, job, trace, result, report, recording)
                 result.memory = governor.snapshot()
         result.released = all(tier.used == 0 for tier in governor.snapshot())
         if isinstance(provider, CudaProvider):
@@ -137,6 +148,7 @@ def _decode(
     trace: Trace,
     result: DecodeResult,
     report: Callable[[Progress], None],
+    recording: Recording,
 ) -> None:
     first = trace.position(0)
     bias = np.full(trace.capacity, MASKED)
@@ -145,9 +157,10 @@ def _decode(
     binding.write("key", trace.key[:first])
     captured: Replayable | None = None
     rows = []
+    recording.begin("eager")
     for step in range(trace.num_steps):
         if step == job.job.warmup_steps:
-            captured = _capture(session, binding, result)
+            captured = _capture(session, binding, result, recording)
         started = time.perf_counter()
         _write_inputs(binding, trace, step)
         if captured is None:
@@ -173,12 +186,17 @@ def _write_inputs(binding: Binding, trace: Trace, step: int) -> None:
     binding.write("attention_bias", np.zeros(1, np.float32), offset=position)
 
 
-def _capture(session: Session, binding: Binding, result: DecodeResult) -> Replayable | None:
+def _capture(
+    session: Session, binding: Binding, result: DecodeResult, recording: Recording
+) -> Replayable | None:
+    recording.begin("capture")
     try:
         captured = session.capture(binding)
     except CaptureDeclinedError as decline:
         result.capture_decline = "; ".join(reason for _, reason in decline.offenders)
+        recording.forget_phase()
         return None
+    recording.begin("replay")
     result.num_graph_nodes = captured.num_nodes
     return captured
 

@@ -18,6 +18,7 @@ from pydantic import (
     StrictStr,
 )
 
+from nxrt.cli.budget_options import load_budget
 from nxrt.errors import JobError
 from nxrt.memory.budget import MemoryBudget, validated
 from nxrt.providers.select import PROVIDER_NAMES
@@ -72,7 +73,7 @@ def load_job(
     *,
     provider: str | None = None,
     top_k: int | None = None,
-    budgets: Mapping[str, str] | None = None,
+    budgets: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Job:
     """Read and check a job file; options win over the file, the file over the environment.
@@ -81,7 +82,7 @@ def load_job(
         path: a TOML file with the tables [job], [attributes] and, optionally, [budget].
         provider: replaces job.provider.
         top_k: replaces attributes.top_k.
-        budgets: sizes by tier, replacing those of [budget].
+        budgets: limits by tier, as `MemoryBudget.load` takes them; they win over [budget].
         environ: the process's own when left out.
 
     Raises:
@@ -94,7 +95,7 @@ def load_job(
         section["provider"] = provider
     if top_k is not None:
         attributes["top_k"] = top_k
-    budget = MemoryBudget.load(toml=path, environ=environ, **dict(budgets or {}))
+    budget = load_budget(budgets or {}, toml=path, environ=environ)
     values = {"job": section, "attributes": attributes, "budget": budget, "folder": path.parent}
     for name in tables:
         if name not in _TABLES:

@@ -11,23 +11,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nxrt.cli import budget_options
 from nxrt.cli.sizes import size_text
 from nxrt.errors import InvalidInputError
-from nxrt.memory.budget import MemoryBudget, measured_host_capacity
+from nxrt.memory.budget import MemoryBudget, TierBudget, measured_host_capacity
 from nxrt.memory.tier import PINNED, Role, Tier
 from nxrt.planning.geometry import read_toml
-from nxrt.planning.planner import DEVICE, Plan, TierTotal
+from nxrt.planning.planner import DEVICE, Plan, RoleCap, TierTotal
 from nxrt.runtime import driver
 from nxrt.runtime.device import Device
 
 FITS, DOES_NOT_FIT = 0, 1
-ACCEPTED_BUDGET = "TIER=SIZE, such as device=24GiB, or one .toml file with a [budget] table"
+ACCEPTED_BUDGET = f"{budget_options.ACCEPTED}, or one .toml file with a [budget] table"
 
 _BAR_WIDTH = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _ROLE_STYLES = {
     Role.KV_CACHE: "blue",
     Role.STATE_GROUP: "cyan",
+    Role.ACTIVATION: "green",
     Role.WORKSPACE: "yellow",
     Role.STAGING: "magenta",
     Role.GRAPH: "red",
@@ -35,41 +37,41 @@ _ROLE_STYLES = {
 
 
 def load_budget(options: Sequence[str]) -> MemoryBudget:
-    """Return the budget of --budget; sizes win over the file, the file over the environment.
+    """Return the budget of --budget; options win over the file, the file over the environment.
 
     Raises:
         BudgetError, InvalidInputError: an option, a file, a key or a size is not accepted.
     """
-    file: Path | None = None
-    sizes: dict[str, Any] = {}
-    for option in options:
-        tier, separator, size = option.partition("=")
-        if separator and tier in MemoryBudget.model_fields:
-            sizes[tier] = size
-        elif option.endswith(".toml") and file is None:
-            file = Path(option)
-        else:
-            raise InvalidInputError("--budget", found=repr(option), accepted=ACCEPTED_BUDGET)
+    files = [option for option in options if option.endswith(".toml") and "=" not in option]
+    if len(files) > 1:
+        raise InvalidInputError("--budget", found=repr(files[1]), accepted=ACCEPTED_BUDGET)
+    others = [option for option in options if option not in files]
+    limits = budget_options.parse_budgets(others, ACCEPTED_BUDGET)
+    file = Path(files[0]) if files else None
     if file is not None and "budget" not in read_toml(file):
         # A table that is not there would be a budget without limits, which admits everything.
         found = "no such table"
         raise InvalidInputError(f"{file.name}.budget", found=found, accepted="a [budget] table")
-    return MemoryBudget.load(toml=file, **sizes)
+    return budget_options.load_budget(limits, toml=file)
 
 
 def measured_capacities(budget: MemoryBudget) -> dict[Tier, int]:
-    """Return the bytes of the tiers of which a share was asked, where this machine knows them."""
+    """Return the bytes of the tiers whose budget needs them, where this machine knows them."""
     capacities = {}
-    if budget.device.fraction is not None and driver.probe().is_available:
+    if _needs_capacity(budget.device) and driver.probe().is_available:
         device = Device(DEVICE.ordinal)
         try:
             capacities[DEVICE] = device.capabilities.total_memory
         finally:
             device.close()
     host = measured_host_capacity()
-    if budget.pinned.fraction is not None and host is not None:
+    if _needs_capacity(budget.pinned) and host is not None:
         capacities[PINNED] = host
     return capacities
+
+
+def _needs_capacity(budget: TierBudget) -> bool:
+    return budget.fraction is not None or budget.headroom is not None
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
@@ -102,6 +104,16 @@ def as_data(plan: Plan) -> dict[str, Any]:
             }
             for total in plan.totals
         ],
+        "caps": [
+            {
+                "tier": str(cap.tier),
+                "role": cap.role.value,
+                "nbytes": cap.nbytes,
+                "limit": cap.limit,
+                "fits": cap.fits,
+            }
+            for cap in plan.caps
+        ],
     }
 
 
@@ -118,7 +130,9 @@ def title(plan: Plan) -> str:
 
 def verdict(plan: Plan) -> list[str]:
     """Return what follows from the plan, the answer first."""
-    lacks = "; ".join(_shortfall(total) for total in plan.totals if not total.fits)
+    short = [_shortfall(total) for total in plan.totals if not total.fits]
+    short += [_cap_shortfall(cap) for cap in plan.caps if not cap.fits]
+    lacks = "; ".join(short)
     lines = ["it fits" if plan.fits else f"it does not fit: {lacks}"]
     if not plan.fits:
         change = " and ".join(plan.budget_line.splitlines())
@@ -129,7 +143,9 @@ def verdict(plan: Plan) -> list[str]:
     context = f"{plan.longest_context:,}{', all that the model has' if is_all else ''}"
     lines.append(f"longest context at this batch: {context}")
     not_counted = "weights and activations"
-    if not any(line.role is Role.WORKSPACE for line in plan.lines):
+    if any(line.role is Role.ACTIVATION for line in plan.lines):
+        not_counted = "weights"
+    elif not any(line.role is Role.WORKSPACE for line in plan.lines):
         # nxrt has no operator for it, so its workspaces are not nxrt's to size.
         not_counted = "weights, activations and the workspaces of compressed attention"
     lines.append(f"not counted: {not_counted}, which the engine holds")
@@ -142,6 +158,10 @@ def _shortfall(total: TierTotal) -> str:
     if total.capacity is not None and total.nbytes > total.capacity:
         text += f", and this machine has {size_text(total.capacity)} in all"
     return text
+
+
+def _cap_shortfall(cap: RoleCap) -> str:
+    return f"role {cap.role.value} of {cap.tier} lacks {size_text(cap.nbytes - cap.limit)}"
 
 
 def render(plan: Plan, console: Console) -> None:

@@ -63,7 +63,9 @@ def _tier_data(usage: TierUsage) -> dict[str, Any]:
         "limit": usage.limit,
         "used": usage.used,
         "peak": usage.peak,
+        "watermark": usage.watermark,
         "refused": usage.num_refused,
+        "caps": [vars(cap) for cap in usage.caps],
         "holders": [
             {"role": h.role.value, "holder": h.holder, "used": h.used, "peak": h.peak}
             for h in usage.holders
@@ -171,20 +173,25 @@ def _cache_text(result: DecodeResult) -> str:
 def _memory(memory: Sequence[TierUsage]) -> Table:
     table = Table(title="memory, after the last step", title_justify="left")
     for name in ("tier", "role", "holder"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name in ("now", "peak", "limit"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for usage in memory:
-        limit = "none" if usage.limit is None else _bytes(usage.limit)
+        tier = str(usage.tier)
         for holder in usage.holders:
-            table.add_row(
-                str(usage.tier), holder.role.value, holder.holder, _bytes(holder.used),
-                _bytes(holder.peak), "",
-            )  # fmt: skip
-        table.add_row(
-            f"[bold]{usage.tier}", "[bold]all", "", f"[bold]{_bytes(usage.used)}",
-            f"[bold]{_bytes(usage.peak)}", f"[bold]{limit}", end_section=True,
-        )  # fmt: skip
+            now, peak = _bytes(holder.used), _bytes(holder.peak)
+            table.add_row(tier, holder.role.value, Text(holder.holder), now, peak, "")
+        for cap in usage.caps:
+            axis, _, name = cap.cap.partition(" ")
+            role, who = (name, "all") if axis == "role" else ("all", name)
+            who = cap.cap if axis == "request" else who
+            table.add_row(tier, role, Text(who), *map(_bytes, (cap.used, cap.peak, cap.limit)))
+        if usage.watermark is not None:
+            is_reached = "reached" if usage.peak >= usage.watermark else "not reached"
+            table.add_row(tier, "watermark", is_reached, "", "", _bytes(usage.watermark))
+        limit = "none" if usage.limit is None else _bytes(usage.limit)
+        total = (tier, "all", "all", _bytes(usage.used), _bytes(usage.peak), limit)
+        table.add_row(*total, style="bold", end_section=True)
     return table
 
 

@@ -132,11 +132,22 @@ class StateGroupGeometry(_Model):
         return groups
 
 
-Geometry = LatentGeometry | StateGroupGeometry
+class IndexerGeometry(_Table):
+    """Describe one token indexer by itself, as a job runs it: its keys are all that is cached."""
 
-_BY_CACHE: dict[object, type[LatentGeometry] | type[StateGroupGeometry]] = {
+    name: _Name
+    cache: Literal["indexer"]
+    max_context: _Count
+    dtype: Literal["f32", "bf16", "f16"]
+    indexer: Indexer
+
+
+Geometry = LatentGeometry | StateGroupGeometry | IndexerGeometry
+
+_BY_CACHE: dict[object, type[LatentGeometry | StateGroupGeometry | IndexerGeometry]] = {
     "latent": LatentGeometry,
     "state_groups": StateGroupGeometry,
+    "indexer": IndexerGeometry,
 }
 
 

@@ -1,23 +1,29 @@
 """The plan: what a decode step of a model holds on each tier, and whether the budget admits it.
 
-The sizes are those that the governor will be asked for. Weights and activations are not among
-them: they belong to the engine. Nothing here allocates or looks at a device.
+The sizes are those that the governor will be asked for. Of a model, weights and activations are not
+among them: they belong to the engine. Nothing here allocates or looks at a device.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from nxrt.errors import InvalidInputError, SizeOverflowError
 from nxrt.kernels.dsa_index_select.cuda import WorkspaceLayout
-from nxrt.kernels.dsa_index_select.spec import Shape
+from nxrt.kernels.dsa_index_select.spec import FLOAT_DTYPES, Shape, input_specs
 from nxrt.memory.budget import MemoryBudget
 from nxrt.memory.state_bytes import StateGroupLayout
 from nxrt.memory.tier import PINNED, Role, Tier, device_tier
-from nxrt.planning.geometry import MAX_COUNT, Geometry, LatentGeometry, StateGroupGeometry
+from nxrt.planning.geometry import (
+    MAX_COUNT,
+    Geometry,
+    IndexerGeometry,
+    LatentGeometry,
+    StateGroupGeometry,
+)
 from nxrt.providers.cuda_session import GRAPH_NBYTES
 from nxrt.storage import checked_int
-from nxrt.tensor import checked_product
+from nxrt.tensor import DType, TensorSpec, checked_product
 
 DEVICE = device_tier(0)
 STAGING_NBYTES = 4 * 256 * 1024
@@ -60,6 +66,21 @@ class TierTotal:
 
 
 @dataclass(frozen=True)
+class RoleCap:
+    """Compare what one role needs on a tier with the most that the budget lets it hold."""
+
+    tier: Tier
+    role: Role
+    nbytes: int
+    limit: int
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the cap admits it."""
+        return self.nbytes <= self.limit
+
+
+@dataclass(frozen=True)
 class Plan:
     """Hold the answer.
 
@@ -71,6 +92,8 @@ class Plan:
         totals: one for each tier that holds something.
         largest_batch: the most sequences that fit at this context; None is no limit.
         longest_context: the most tokens that fit at this batch, at most the model's own limit.
+        caps: one for each role that has a cap and holds something. Caps of holders and requests
+            are not looked at: who will hold what under which name is the engine's to say.
     """
 
     geometry: Geometry
@@ -80,23 +103,32 @@ class Plan:
     totals: tuple[TierTotal, ...]
     largest_batch: int | None
     longest_context: int
+    caps: tuple[RoleCap, ...] = ()
 
     @property
     def fits(self) -> bool:
-        """Return whether every tier's budget admits its total."""
-        return all(total.fits for total in self.totals)
+        """Return whether every tier's budget admits its total, and every cap its role."""
+        return all(part.fits for part in (*self.totals, *self.caps))
 
     @property
     def budget_line(self) -> str:
-        """Return the line of the [budget] table to change, empty where the plan fits.
+        """Return the lines of the [budget] table to change, empty where the plan fits.
 
-        One for each tier that is too small, which as a rule is one. Sizes are rounded up.
+        One for each tier and each role that has too little, which as a rule is one. Sizes are
+        rounded up.
         """
-        return "\n".join(
-            f'{total.tier.kind.value} = "{_rounded_up(total.nbytes)}"'
-            for total in self.totals
-            if not total.fits
-        )
+        capped = {cap.tier for cap in self.caps if not cap.fits}
+        lines = []
+        for total in self.totals:
+            if not total.fits:
+                # A tier whose roles are written too is a table.
+                key = total.tier.kind.value + (".limit" if total.tier in capped else "")
+                lines.append(f'{key} = "{_rounded_up(total.nbytes)}"')
+        for cap in self.caps:
+            if not cap.fits:
+                key = f"{cap.tier.kind.value}.roles.{cap.role.value}"
+                lines.append(f'{key} = "{_rounded_up(cap.nbytes)}"')
+        return "\n".join(lines)
 
 
 def plan(
@@ -130,14 +162,19 @@ def plan(
 
     def fits_with(context: int, batch: int) -> bool:
         try:
-            needed = _totals(_lines(geometry, context, batch))
+            wanted = tuple(_lines(geometry, context, batch))
+            needed = _totals(wanted)
         except SizeOverflowError:
             return False
-        return all(_is_within(nbytes, limits[tier]) for tier, nbytes in needed.items())
+        return all(_is_within(n, limits[tier]) for tier, n in needed.items()) and all(
+            cap.fits for cap in _caps(wanted, budget, limits)
+        )
 
     fits_batch = partial(fits_with, context)
+    caps = tuple(_caps(lines, budget, limits))
     # Only the device's share grows with the batch.
-    has_no_limit = limits[DEVICE] is None and fits_batch(1)
+    is_limited = limits[DEVICE] is not None or any(cap.tier == DEVICE for cap in caps)
+    has_no_limit = not is_limited and fits_batch(1)
     return Plan(
         geometry,
         context,
@@ -146,7 +183,21 @@ def plan(
         tuple(TierTotal(t, n, limits[t], measured.get(t)) for t, n in totals.items()),
         None if has_no_limit else _largest(fits_batch, MAX_COUNT),
         _largest(lambda tokens: fits_with(tokens, batch), geometry.max_context),
+        caps,
     )
+
+
+def _caps(
+    lines: Iterable[PlanLine], budget: MemoryBudget, limits: Mapping[Tier, int | None]
+) -> Iterator[RoleCap]:
+    needed: dict[tuple[Tier, Role], int] = {}
+    for line in lines:
+        key = (line.tier, line.role)
+        needed[key] = needed.get(key, 0) + line.nbytes
+    for (tier, role), nbytes in needed.items():
+        limit = budget.tier(tier.kind).cap(tier, "roles", role, limits[tier])
+        if limit is not None:
+            yield RoleCap(tier, role, nbytes, limit)
 
 
 def _in_range(subject: str, value: int, most: int, why: str) -> int:
@@ -193,6 +244,8 @@ def _rounded_up(nbytes: int) -> str:
 def _lines(geometry: Geometry, context: int, batch: int) -> Iterator[PlanLine]:
     if isinstance(geometry, LatentGeometry):
         yield from _latent_lines(geometry, context, batch)
+    elif isinstance(geometry, IndexerGeometry):
+        yield from _indexer_lines(geometry, context, batch)
     else:
         yield from _state_group_lines(geometry, context, batch)
     yield PlanLine(DEVICE, Role.GRAPH, "captured graph", GRAPH_NBYTES, "one decode step")
@@ -213,6 +266,25 @@ def _latent_lines(geometry: LatentGeometry, context: int, batch: int) -> Iterato
     scores = checked_product("workspaces", num_indexers, WorkspaceLayout.of(shape).nbytes)
     what = f"{num_indexers} kernels, one step"
     yield PlanLine(DEVICE, Role.WORKSPACE, "DsaIndexSelect", scores, what)
+
+
+def _indexer_lines(geometry: IndexerGeometry, context: int, batch: int) -> Iterator[PlanLine]:
+    """Yield every value of one selection by its own name, as a binding holds them."""
+    indexer = geometry.indexer
+    shape = Shape(batch, 1, context, indexer.num_heads, indexer.head_dim, indexer.top_k)
+    dtype = next(dtype for dtype in FLOAT_DTYPES if dtype.label == geometry.dtype)
+    specs = input_specs(dtype, B=batch, S=1, T=context, H=shape.H, D=shape.D)
+    specs["selected_indices"] = TensorSpec(DType.I64, shape.output)
+    for name, spec in specs.items():
+        role = Role.KV_CACHE if name == "key" else Role.ACTIVATION
+        what = f"{_shape_text(spec)}, one step" if role is Role.ACTIVATION else _shape_text(spec)
+        yield PlanLine(DEVICE, role, name, spec.nbytes(name), what)
+    nbytes = WorkspaceLayout.of(shape).nbytes
+    yield PlanLine(DEVICE, Role.WORKSPACE, "DsaIndexSelect", nbytes, "1 kernel, one step")
+
+
+def _shape_text(spec: TensorSpec) -> str:
+    return f"{spec.dtype.label} {' × '.join(map(str, spec.sizes))}"
 
 
 def _state_group_lines(

@@ -92,6 +92,9 @@ class ProviderSession(ABC):
         Raises: as `synchronize`.
         """
 
+    def drop(self, references: Sequence[object]) -> None:  # noqa: B027
+        """Drop references to memory that is not the session's once its last use has passed."""
+
     def begin_step(self, stream: Any) -> None:  # noqa: B027
         """Note that a run of the graph begins on a stream; enqueued, so that graphs repeat it."""
 

@@ -99,6 +99,10 @@ class CudaProviderSession(ProviderSession):
         if self._latch is not None:
             self._latch.check()
 
+    def drop(self, references: Sequence[object]) -> None:
+        """Keep the references until the stream has passed what it has now."""
+        self._device.releases.drop(references, after=[self.stream])
+
     def begin_step(self, stream: Stream) -> None:
         """Count the step, where kernels report faults."""
         if self._latch is not None:

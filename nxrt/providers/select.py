@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from nxrt.errors import InvalidInputError
+from nxrt.errors import DriverError, DriverUnavailableError, InvalidInputError
 from nxrt.providers.base import ExecutionProvider
 from nxrt.providers.cpu import CpuProvider
 from nxrt.providers.cuda import CudaProvider
@@ -26,13 +26,15 @@ def select_provider(
     """Open a provider; the caller closes it.
 
     Args:
-        name: "cuda", "cpu", or "auto": CUDA when a device answers and the CPU otherwise.
+        name: "cuda", "cpu", or "auto": CUDA when a device can be used and the CPU otherwise.
         ordinal: the CUDA device.
         cache_dir: where compiled kernels are kept; from the environment when left out.
 
     Raises:
         InvalidInputError: another name, or no such device.
         DriverUnavailableError: "cuda" was asked for and there is none.
+        DriverError: "cuda" was asked for and the device cannot be used, as it is full or in
+            exclusive use.
     """
     if name not in PROVIDER_NAMES:
         raise InvalidInputError("provider", found=repr(name), accepted=", ".join(PROVIDER_NAMES))
@@ -41,6 +43,11 @@ def select_provider(
     status = driver.probe()
     if name == "auto" and not status.is_available:
         return ProviderChoice(CpuProvider(), status.reason)
-    provider = CudaProvider(ordinal, cache_dir=cache_dir)
+    try:
+        provider = CudaProvider(ordinal, cache_dir=cache_dir)
+    except (DriverError, DriverUnavailableError) as error:
+        if name != "auto":
+            raise
+        return ProviderChoice(CpuProvider(), f"{status.reason}, which cannot be used: {error}")
     found = f"{provider.capabilities.name}, {status.reason}"
     return ProviderChoice(provider, found if name == "auto" else f"asked for; {found}")

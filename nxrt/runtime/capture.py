@@ -7,10 +7,9 @@ so that nothing other threads do on the replaying stream can join or break it.
 
 import itertools
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Protocol, Self
+from typing import Self
 
 from nxrt.errors import (
     CaptureError,
@@ -23,7 +22,10 @@ from nxrt.errors import (
 from nxrt.locks import new_lock
 from nxrt.runtime import driver
 from nxrt.runtime.driver import Handle
+from nxrt.runtime.inside import Inside
 from nxrt.runtime.recording import (
+    Closable,
+    Shared,
     is_recording,
     refuse_recording,
     refused,
@@ -37,14 +39,9 @@ _generations = itertools.count(1)
 _graph_launch = driver.api.cuGraphLaunch
 _UPDATE_REFUSED = 910
 _MAX_ATTEMPTS = 8
-_REPLAY_TIMEOUT_S = 30.0
 
-
-class Closable(Protocol):
-    """Something a graph owns and gives up when it is closed."""
-
-    def close(self) -> None:
-        """Give it up; may be repeated; must not raise."""
+_stuck: list["CapturedGraph"] = []
+"""Graphs that were closed while a replay did not return."""
 
 
 class Executable:
@@ -109,11 +106,9 @@ class CapturedGraph:
         self._owned = owned
         self._kept = tuple(kept)
         self._is_closed = False
-        self._is_quiet = True
+        self._is_quiet = False
         self._closing = new_lock()
-        # One entry for each thread that is inside `replay`. Appending comes before looking at
-        # `_is_closed`, closing sets that before looking here: one of them sees the other.
-        self._inside: list[None] = []
+        self._inside = Inside()
 
     @property
     def handle(self) -> Handle:
@@ -137,9 +132,9 @@ class CapturedGraph:
 
         Stream: the graph is enqueued; nothing waits.
         """
-        inside = self._inside
-        inside.append(None)
+        marks = self._inside.marks
         try:
+            marks.append(None)
             if self._is_closed or self._device.fault is not None or is_recording():
                 self._refuse()
             try:
@@ -150,7 +145,7 @@ class CapturedGraph:
                 self._device.failed(_graph_launch, outcome)
             self.num_replays += 1
         finally:
-            inside.pop()
+            marks.pop()
 
     def _refuse(self) -> None:
         if self._is_closed:
@@ -176,25 +171,22 @@ class CapturedGraph:
         """End all replaying and give up everything but the executable; may be repeated."""
         self._is_closed = True
         with self._closing:
-            self._is_quiet = self._wait_for_replays()
+            if self._is_quiet or not self._inside.wait_until_empty():
+                return
+            self._is_quiet = True
             self._owned.close()
-            self._kept = ()
+            kept, self._kept = self._kept, ()
+            self._device.releases.drop(kept, after=[self.stream])
 
     def retire(self) -> Executable | None:
         """Close the graph but hand out its executable, once, for another graph to take over."""
         self.release_memory()
         with self._closing:
+            if not self._is_quiet:
+                _stuck.append(self)  # a replay goes on: everything it uses stays
+                return None
             executable, self._executable = self._executable, None
-        if self._is_quiet:
             return executable
-        _log.error("a replay did not return in %.0f s; its graph stays", _REPLAY_TIMEOUT_S)
-        return None
-
-    def _wait_for_replays(self) -> bool:
-        deadline = time.monotonic() + _REPLAY_TIMEOUT_S
-        while self._inside and time.monotonic() < deadline:
-            time.sleep(0)
-        return not self._inside
 
     def __enter__(self) -> Self:
         return self
@@ -208,7 +200,7 @@ def capture(
     record: Callable[[Stream], None],
     *,
     lease: Callable[[], Closable],
-    resources: Callable[[], Sequence["Shared"]],
+    resources: Callable[[], Sequence[Shared]],
     kept: Sequence[object] = (),
     reuse: Executable | None = None,
 ) -> CapturedGraph:
@@ -231,7 +223,7 @@ def capture(
         if reuse is not None:
             undo.callback(reuse.close)
         owned = undo.enter_context(ExitStack())
-        graph = _recorded(stream, record)
+        graph = _recorded(stream, record, owned)
         try:
             for resource in resources():
                 owned.callback(resource.share().close)
@@ -253,13 +245,6 @@ def capture(
         return captured
 
 
-class Shared(Protocol):
-    """Memory of which a graph takes a handle."""
-
-    def share(self) -> Closable:
-        """Return a further handle."""
-
-
 def _executable(
     stream: Stream, graph: Handle, lease: Callable[[], Closable], reuse: Executable | None
 ) -> Executable:
@@ -279,9 +264,9 @@ def _executable(
         raise CaptureError("instantiate", str(error)) from error
 
 
-def _recorded(stream: Stream, record: Callable[[Stream], None]) -> Handle:
-    """Return the driver's graph of what `record` enqueues."""
-    graph = while_recording(lambda: _ended(stream, record))
+def _recorded(stream: Stream, record: Callable[[Stream], None], owned: ExitStack) -> Handle:
+    """Return the driver's graph of what `record` enqueues; put what it kept into `owned`."""
+    graph = while_recording(lambda: _ended(stream, record), kept=owned)
     if graph is None or int(graph) == 0:
         raise CaptureError("end", "the driver returned no graph; a call inside invalidated it")
     return graph

@@ -8,7 +8,8 @@ do not record are never held up.
 import logging
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from contextlib import ExitStack
+from typing import Protocol, TypeVar
 
 from nxrt.errors import CaptureError
 
@@ -17,9 +18,24 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+class Closable(Protocol):
+    """A handle."""
+
+    def close(self) -> None:
+        """Give it up; must not raise."""
+
+
+class Shared(Protocol):
+    """Memory of which further handles can be had."""
+
+    def share(self) -> Closable:
+        """Return one."""
+
+
 class _Thread(threading.local):
     held_back: list[Callable[[], None]] | None = None
     refusal: CaptureError | None = None
+    kept: ExitStack | None = None
 
 
 _thread = _Thread()
@@ -52,11 +68,21 @@ def when_recorded(action: Callable[[], None]) -> None:
         _thread.held_back.append(action)
 
 
-def while_recording(action: Callable[[], _T]) -> _T:
+def keep(resource: Shared) -> None:
+    """Let the graph that this thread records, if it does, hold a handle of its own on memory."""
+    if _thread.kept is not None:
+        _thread.kept.callback(resource.share().close)
+
+
+def while_recording(action: Callable[[], _T], *, kept: ExitStack | None = None) -> _T:
     """Return what `action` returns, counting this thread as recording meanwhile.
 
     What was held back runs at the end. Where that fails it is logged, and the rest still runs:
     nobody is left who could be told.
+
+    Args:
+        action: records.
+        kept: takes the handles on what `keep` is called with.
 
     Raises:
         CaptureError: this thread records already.
@@ -66,12 +92,12 @@ def while_recording(action: Callable[[], _T]) -> _T:
         raise CaptureError("begin", problem)
     held_back: list[Callable[[], None]] = []
     try:
-        _thread.refusal = None
+        _thread.refusal, _thread.kept = None, kept
         _thread.held_back = held_back
         return action()
     finally:
         # No call comes before this, so no interrupt can leave the thread marked for ever.
-        _thread.held_back = None
+        _thread.held_back = _thread.kept = None
         _run_all(held_back)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from nxrt.errors import NxrtError
 from nxrt.locks import new_lock, new_rlock
+from nxrt.runtime import driver
 from nxrt.runtime.recording import is_recording, when_recorded
 
 _log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class _Release:
     is_called: bool = False
     is_over: bool = False
     is_settled: bool = False
+    is_busy: bool = False
 
     @property
     def is_kept(self) -> bool:
@@ -124,29 +126,34 @@ class ReleaseQueue:
         """
         when_recorded(lambda: self._submit(function, args, after, settle))
 
+    def drop(self, references: Sequence[object], *, after: Sequence[Fenced]) -> None:
+        """Keep references to what is not ours until the streams have passed their last use."""
+        kept = list(references)
+        if kept:
+            self.submit(_do_nothing, after=after, settle=kept.clear)
+
     def poll(self) -> int:
         """Make every call that may be made now; return how many were settled."""
         if is_recording():
             return 0
         with self._attempting:
-            with self._lock:
-                pending, self._pending = self._pending, []
-            return self._attempt(pending)
+            return self._attempt(tuple(self._pending))
 
     def drain(self) -> int:
-        """Wait for all fences, then as `poll`.
+        """Wait for all fences, then as `poll`; return how many of what was kept are settled.
 
         Raises:
             DriverError: a kernel failed; everything was settled all the same.
             CaptureError: this thread records.
         """
+        releases = tuple(self._pending)
         try:
-            for release in tuple(self._pending):
+            for release in releases:
                 for fence in tuple(release.fences):
                     fence.synchronize()
         finally:
-            num_settled = self.poll()
-        return num_settled
+            self.poll()
+        return sum(release.is_settled for release in releases)
 
     def _submit(
         self,
@@ -164,16 +171,23 @@ class ReleaseQueue:
                 self._pending.append(release)
         self.poll()
 
-    def _attempt(self, releases: list[_Release]) -> int:
+    def _attempt(self, releases: Sequence[_Release]) -> int:
         num_settled = 0
         try:
             for release in releases:
-                if self._is_done(release):
-                    num_settled += 1
-                    _settle(release)
+                # One that is being made already has come here again, by giving up a fence.
+                if release.is_busy:
+                    continue
+                release.is_busy = True
+                try:
+                    if self._is_done(release):
+                        num_settled += 1
+                        _settle(release)
+                finally:
+                    release.is_busy = False
         finally:
             with self._lock:
-                self._pending += [release for release in releases if release.is_kept]
+                self._pending = [release for release in self._pending if release.is_kept]
         return num_settled
 
     def _is_done(self, release: _Release) -> bool:
@@ -197,6 +211,11 @@ class ReleaseQueue:
         _log.error("gave up releasing after %d attempts: %s", release.num_attempts, error)
         release.settle = lambda: None
         return True
+
+
+def _do_nothing() -> tuple[Any]:
+    """Stand in for a driver call that always works."""
+    return (driver.SUCCESS,)
 
 
 class _WholeStream:

@@ -9,6 +9,7 @@ from typing import Any, Self
 from nxrt.errors import CaptureError, ClosedError, DriverError, InvalidInputError
 from nxrt.runtime import driver
 from nxrt.runtime.device import Device
+from nxrt.runtime.inside import Inside
 from nxrt.runtime.recording import is_recording, refuse_recording
 from nxrt.storage import checked_int
 
@@ -30,6 +31,7 @@ class Stream:
         self._native = device.create(driver.api.cuStreamCreate, flags)
         self._handle = int(self._native)
         self._is_closed = False
+        self._inside = Inside()
 
     @property
     def handle(self) -> int:
@@ -61,8 +63,14 @@ class Stream:
         return self._replayed_on or self
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Make a driver call that names this stream; raises as `Device.call`."""
-        return self.device.call(function, *args)
+        """Make a driver call that names this stream, which is not destroyed meanwhile.
+
+        Raises: as `Device.call`, and ClosedError.
+        """
+        with self._inside:
+            if self._is_closed:
+                raise ClosedError("stream")
+            return self.device.call(function, *args)
 
     def require_usable(self) -> None:
         """Raise where work enqueued here would not go where it should.
@@ -117,10 +125,14 @@ class Stream:
             event.close()
 
     def close(self) -> None:
-        """Give the stream up; the driver destroys it once its work is done. May be repeated."""
+        """Give the stream up; the driver destroys it once its work is done. May be repeated.
+
+        Waits for calls of other threads that name the stream.
+        """
         if not self._is_closed:
             self._is_closed = True
-            self.device.releases.submit(driver.api.cuStreamDestroy, self._native)
+            if self._inside.wait_until_empty():
+                self.device.releases.submit(driver.api.cuStreamDestroy, self._native)
 
     def __enter__(self) -> Self:
         return self

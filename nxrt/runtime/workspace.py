@@ -12,6 +12,7 @@ from nxrt.errors import CaptureError, ClosedError, NxrtError
 from nxrt.memory.allocator import LeasedAllocator
 from nxrt.memory.tier import Role
 from nxrt.runtime.graph_memory import GraphAllocation
+from nxrt.runtime.recording import keep
 
 
 class WorkspaceStream(Protocol):
@@ -94,7 +95,9 @@ class Workspace:
             raise ClosedError(f"workspace of {self._holder}")
         self._order_after_last(stream)
         if stream.is_capturing:
-            yield self._for_recording(nbytes)
+            block = self._for_recording(nbytes)
+            keep(block)  # whether or not the kernel names it among its graph resources
+            yield block
             return
         self._last_stream = stream
         if self._block is not None and self._block.nbytes >= nbytes:
