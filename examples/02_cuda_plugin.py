@@ -1,5 +1,6 @@
 """A CUDA kernel of your own as a plug-in: compiled, claimed, run, captured and replayed."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +40,13 @@ class DoubleFactory(KernelFactory):
 
 class Double(Kernel):
     def __init__(self, context):
-        self._module = context.load(SOURCE)  # compiled once, then from the cache
-        self._function = self._module.function("double_elements")
-        self._arguments = self._function.arguments(["pointer", "pointer", "u64"])
         self._has_run = False
+        with ExitStack() as undo:  # what is raised here leaves nothing behind
+            self._module = context.load(SOURCE)  # compiled once, then from the cache
+            undo.callback(self._module.close)
+            self._function = self._module.function("double_elements")
+            self._arguments = self._function.arguments(["pointer", "pointer", "u64"])
+            undo.pop_all()
 
     def execute(self, inputs, outputs, *, stream):
         count = inputs[0].num_elements

@@ -15,11 +15,14 @@ from .errors import (
     ForkedProcessError,
     InvalidInputError,
     InvalidNodeError,
+    LeaseCancelledError,
     LeaseRefusedError,
+    LeasesOutstandingError,
     NxrtError,
     PluginError,
     RegistrationError,
     SizeOverflowError,
+    StateGroupOutOfMemoryError,
     UnsupportedGraphError,
 )
 from .graph import Graph, Node
@@ -37,10 +40,14 @@ from .kernels.registry import KernelPlugin, KernelRegistry
 from .memory.budget import MemoryBudget
 from .memory.governor import MemoryGovernor
 from .memory.lease import MemoryLease
+from .memory.state_bytes import StateGroupBytes
+from .memory.state_ledger import StateGroupLedger
 from .memory.tier import HOST, PINNED, Role, Tier, device_tier
+from .memory.waiting import CancelToken
 from .providers.cpu import CpuProvider
 from .providers.cuda import CudaProvider
-from .providers.select import select_provider
+from .providers.select import cuda_status, select_provider
+from .runtime.driver import DriverStatus
 from .session import Session
 from .storage import DeviceId, DeviceType, ForeignStorage
 from .tensor import DType, TensorSpec, TensorView
@@ -53,6 +60,7 @@ __all__ = [
     "AllocationFailedError",
     "Binding",
     "BudgetError",
+    "CancelToken",
     "CaptureDeclinedError",
     "CaptureError",
     "CaptureSupport",
@@ -67,6 +75,7 @@ __all__ = [
     "DeviceLostError",
     "DeviceType",
     "DriverError",
+    "DriverStatus",
     "DriverUnavailableError",
     "ForeignStorage",
     "ForkedProcessError",
@@ -78,7 +87,9 @@ __all__ = [
     "KernelMatch",
     "KernelPlugin",
     "KernelRegistry",
+    "LeaseCancelledError",
     "LeaseRefusedError",
+    "LeasesOutstandingError",
     "MemoryBudget",
     "MemoryGovernor",
     "MemoryLease",
@@ -90,12 +101,16 @@ __all__ = [
     "Role",
     "Session",
     "SizeOverflowError",
+    "StateGroupBytes",
+    "StateGroupLedger",
+    "StateGroupOutOfMemoryError",
     "StepStats",
     "TensorSpec",
     "TensorView",
     "Tier",
     "UnsupportedGraphError",
     "WorkspaceRequirement",
+    "cuda_status",
     "device_tier",
     "select_provider",
 ]

@@ -95,6 +95,7 @@ class Binding:
             return view
         handle = view.storage.share()
         undo.callback(handle.close)
+        handle.used_on(self._provider.stream)  # it may be another session's
         self._owned.append(handle)
         return replace(view, storage=handle)
 

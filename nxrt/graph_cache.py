@@ -131,6 +131,13 @@ class GraphCache:
             entry.graph.release_memory()
             self._idle.append(entry)
 
+    def drop_idle(self) -> bool:
+        """Close the executables that only wait for being updated; say whether there were any."""
+        idle, self._idle = self._idle, []
+        for entry in idle:
+            self._close(entry)
+        return bool(idle)
+
     def clear(self) -> None:
         """Close every graph."""
         self.ready.clear()

@@ -49,6 +49,11 @@ def placed_graph(graph: Graph, providers: Sequence[ExecutionProvider]) -> Placed
         PluginError: a plug-in broke its contract.
         InvalidInputError: there are no providers.
     """
+    if isinstance(providers, ExecutionProvider) or not all(
+        isinstance(provider, ExecutionProvider) for provider in providers
+    ):
+        accepted = "a sequence of providers"
+        raise InvalidInputError("providers", found=repr(providers), accepted=accepted)
     if not providers:
         raise InvalidInputError("providers", found="none", accepted="at least one")
     declines: list[str] = []

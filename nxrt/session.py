@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from nxrt.binding import Binding
 from nxrt.errors import (
+    AllocationFailedError,
     CaptureDeclinedError,
     CaptureError,
     ClosedError,
@@ -67,12 +69,16 @@ class Session:
         *,
         max_graphs: int = 8,
     ) -> None:
+        if not isinstance(governor, MemoryGovernor):
+            accepted = "a MemoryGovernor"
+            raise InvalidInputError("governor", found=repr(governor), accepted=accepted)
         self.graph = graph
         placed = placed_graph(graph, providers)
         self.provider = placed.provider
         self.specs: Mapping[str, TensorSpec] = placed.specs
         self.placements = placed.placements()
         self.num_captures = 0
+        self._num_past_replays = 0
         self._cache = GraphCache(self._captured, self._audit, self._generation, max_graphs)
         self._graphs: list[Replayable] = []
         self._bindings: list[Binding] = []
@@ -103,8 +109,9 @@ class Session:
 
     @property
     def num_replays(self) -> int:
-        """Return how often graphs captured here and still open were replayed, and all of `step`."""
-        return self._cache.num_replays + sum(graph.num_replays for graph in self._graphs)
+        """Return how often graphs of this session were replayed; never falls."""
+        past_and_kept = self._num_past_replays + self._cache.num_replays
+        return past_and_kept + sum(graph.num_replays for graph in self._graphs)
 
     @property
     def num_graphs(self) -> int:
@@ -143,7 +150,8 @@ class Session:
         specs = {name: spec.bind(sizes) for name, spec in self.specs.items()}
         with self._lock:
             self._require_open()
-            binding = Binding(
+            make = partial(
+                Binding,
                 specs,
                 self._backend,
                 device=self.provider.device,
@@ -152,6 +160,12 @@ class Session:
                 roles=roles or {},
                 owner=self,
             )
+            try:
+                binding = make()
+            except LeaseRefusedError:
+                if not self._cache.drop_idle():
+                    raise
+                binding = make()
             self._bindings = [known for known in self._bindings if not known.is_closed]
             self._bindings.append(binding)
         return binding
@@ -224,7 +238,10 @@ class Session:
             self._audit(binding)
             graph = self._captured(binding, None)
             self._cache.refresh()
-            self._graphs = [known for known in self._graphs if not known.is_closed]
+            for known in tuple(self._graphs):
+                if known.is_closed:
+                    self._graphs.remove(known)
+                    self._num_past_replays += known.num_replays
             self._graphs.append(graph)
             self.num_captures += 1
             return graph
@@ -305,7 +322,7 @@ class Session:
     def _step(self, binding: Binding) -> None:
         try:
             graph = self._cache.obtain(binding)
-        except (CaptureDeclinedError, LeaseRefusedError):
+        except (CaptureDeclinedError, LeaseRefusedError, AllocationFailedError):
             self._cache.count_eager()
             self._run(binding)
             return
@@ -325,7 +342,7 @@ class Session:
 
     def _execute(self, binding: Binding, stream: Any) -> None:
         self._backend.begin_step(stream)
-        for step, (inputs, outputs) in zip(self._steps, binding.operands, strict=True):
+        for step, (inputs, outputs) in zip(self._steps, tuple(binding.operands), strict=True):
             self._recent.append(step.node.name)
             try:
                 step.kernel.execute(inputs, outputs, stream=stream)
@@ -335,7 +352,7 @@ class Session:
 
     def _record(self, binding: Binding, stream: Any) -> None:
         self._backend.begin_step(stream)
-        for step, (inputs, outputs) in zip(self._steps, binding.operands, strict=True):
+        for step, (inputs, outputs) in zip(self._steps, tuple(binding.operands), strict=True):
             name = step.node.name
             try:
                 step.kernel.execute(inputs, outputs, stream=stream)
@@ -369,10 +386,10 @@ class Session:
     def _require_own(self, binding: Binding) -> None:
         # Another session's memory may have other dtypes and belongs to another stream.
         self._require_open()
+        accepted = "one made by this session's bind"
+        if not isinstance(binding, Binding):
+            raise InvalidInputError("binding", found=repr(binding), accepted=accepted)
         if not binding.is_made_by(self._backend):
-            raise InvalidInputError(
-                "binding",
-                found="one of another session",
-                accepted="one made by this session's bind",
-            )
+            found = "one of another session"
+            raise InvalidInputError("binding", found=found, accepted=accepted)
         binding.require_open()

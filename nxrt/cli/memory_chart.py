@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from nxrt.cli.memory_timeline import Moment, TierTimeline
+from nxrt.cli.plan import share_text
 from nxrt.cli.sizes import size_text
 from nxrt.cli.svg import (
     BAD,
@@ -29,9 +30,9 @@ from nxrt.memory.governor import TierUsage
 PLOT_X, PLOT_WIDTH, PLOT_HEIGHT = 116, 690, 190
 _HEAD, _AXIS, _LEGEND_STEP, _GAP = 40, 54, 22, 44
 _LETTER_WIDTH = 6.7
-_STEPS_PER_PIXEL = 2
 _FAR = 2.0
 """A limit above the peak by more than this would flatten the picture, and is written instead."""
+_FEW_FAILURES, _MARK_STEP = 5, 4
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 Height = Callable[[float], float]
 """Where a number of bytes is drawn."""
@@ -95,7 +96,7 @@ def _heading(
     if limit is None:
         what += ", no limit"
     elif limit:
-        what += f", {100 * peak.used / limit:,.1f} % of the limit, {size_text(limit)}"
+        what += f", {share_text(peak.used, limit)} of the limit, {size_text(limit)}"
     yield text(MARGIN, y + 16, timeline.tier, size=16, weight="bold")
     x = MARGIN + 28 + len(timeline.tier) * 9
     yield text(x, y + 16, what, color=FAINT, size=14)
@@ -141,11 +142,11 @@ Step = tuple[float, int, int]
 def thinned(
     moments: Sequence[Moment], below: Sequence[int], above: Sequence[int], scale: TimeScale
 ) -> list[Step]:
-    """Return the steps of a band; of those within half a pixel the widest and the last."""
+    """Return the steps of a band; of those within a pixel the widest and the last."""
     columns: dict[int, list[Step]] = {}
     for moment, low, high in zip(moments, below, above, strict=True):
         x = scale.position(moment.time_s)
-        columns.setdefault(round(x * _STEPS_PER_PIXEL), []).append((x, low, high))
+        columns.setdefault(round(x), []).append((x, low, high))
     steps: list[Step] = []
     for column in columns.values():
         widest = max(range(len(column)), key=lambda n: column[n][2] - column[n][1])
@@ -165,8 +166,8 @@ def _area(role: str, steps: Sequence[Step], height: Height) -> Iterator[str]:
             paths.append(_closed(upper, lower))
             upper, lower = [], []
         if high > low:
-            upper += [f"{x:.1f},{height(high):.2f}", f"{next_x:.1f},{height(high):.2f}"]
-            lower += [f"{x:.1f},{height(low):.2f}", f"{next_x:.1f},{height(low):.2f}"]
+            upper += [f"{x:.1f},{height(high):.1f}", f"{next_x:.1f},{height(high):.1f}"]
+            lower += [f"{x:.1f},{height(low):.1f}", f"{next_x:.1f},{height(low):.1f}"]
         before = (low, high)
     if upper:
         paths.append(_closed(upper, lower))
@@ -199,11 +200,14 @@ def _limit_lines(lines: Mapping[str, int], top: float, height: Height) -> Iterat
 
 
 def _refusals(timeline: TierTimeline, scale: TimeScale, floor: float) -> Iterator[str]:
-    for x in dict.fromkeys(round(scale.position(e.time_s)) for e in timeline.failures):
-        top = floor - PLOT_HEIGHT
-        yield line(x, top, x, floor, BAD, extra=' stroke-width="1.2"')
+    top = floor - PLOT_HEIGHT
+    xs = [scale.position(event.time_s) for event in timeline.failures]
+    # Many would hide the areas, so that only a mark above the plot is left of each.
+    ends = floor if len(xs) <= _FEW_FAILURES else top
+    for x in dict.fromkeys(round(x / _MARK_STEP) * _MARK_STEP for x in xs):
+        yield line(x, top, x, ends, BAD, extra=' stroke-width="1.2"')
         yield (
-            f'<path d="M{x - 6},{top - 9} L{x + 6},{top - 9} L{x},{top} Z" fill="{BAD}">'
+            f'<path d="M{x - 5},{top - 9} L{x + 5},{top - 9} L{x},{top} Z" fill="{BAD}">'
             "<title>a request failed</title></path>"
         )
 

@@ -87,7 +87,9 @@ def as_html(recording: Recording) -> str:
         (span.name, length_text(span.begin_s - scale.begin_s), length_text(span.length_s))
         for span in scale.spans
     ]
+    failure = [(recording.failure,)] if recording.failure else []
     parts = [
+        table("the run failed", ("",), failure),
         table("tiers, in bytes", ("tier", "peak", "limit", "watermark"), limits),
         table("roles", ("tier", "role", "peak", "bytes"), roles),
         *(table(drawn.title, drawn.columns, drawn.rows) for drawn in _tables(tiers, scale)),
@@ -119,7 +121,7 @@ def _heading(recording: Recording, scale: TimeScale) -> Iterator[str]:
     lasted = length_text(scale.spans[-1].begin_s + scale.spans[-1].length_s - scale.begin_s)
     what = f"ended after {lasted}"
     if recording.failure:
-        what = printable(f"failed after {lasted}: {recording.failure}", 118)
+        what = printable(f"failed after {lasted}: {recording.failure}", 92)
     yield f'<circle cx="{MARGIN + 6}" cy="69" r="6" fill="{color}"/>'
     yield text(MARGIN + 20, 74, what, color=color, size=14, weight="bold")
 

@@ -131,4 +131,4 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str | int]
 def _cell(value: str | int) -> str:
     if isinstance(value, int):
         return f'<td class="number">{value:,}</td>'
-    return f"<td>{escape(printable(value))}</td>"
+    return f"<td>{escape(printable(value, 1000))}</td>"

@@ -122,4 +122,7 @@ def length_text(length_s: float) -> str:
     """Return a length of time with three digits or so."""
     if length_s <= 0:
         return "0 ms"
-    return time_text(length_s, 10.0 ** (math.floor(math.log10(length_s)) - 2))
+    power = math.floor(math.log10(length_s))
+    if power >= 0:
+        return f"{length_s:,.{max(0, 2 - power)}f} s"
+    return time_text(length_s, 10.0 ** (power - 2))

@@ -4,7 +4,7 @@ The raw allocators of devices and of pinned memory are in `nxrt.runtime`; here a
 the wrapper, and plain host memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -40,8 +40,17 @@ class Allocator(Protocol):
             MemoryError, DriverError: no memory was taken.
         """
 
-    def deallocate(self, pointer: int, nbytes: int, settle: Callable[[], None]) -> None:
+    def deallocate(
+        self,
+        pointer: int,
+        nbytes: int,
+        settle: Callable[[], None],
+        *,
+        after: Sequence[Any] = (),
+    ) -> None:
         """Give back what `allocate` returned, after every use that was enqueued before.
+
+        `after` names streams that may use it, beside those that the allocator knows.
 
         Does not wait and does not raise: `settle` is called, from any thread, once the memory
         really is back. Bytes that may still be taken are not offered to anybody else before that.
@@ -91,15 +100,19 @@ class Buffer:
         """Return the device on which the address is valid."""
         return self._allocator.device
 
-    def close(self) -> None:
-        """Free the memory, then give the lease back: at once, or when the device has passed it."""
+    def close(self, *, after: Sequence[Any] = ()) -> None:
+        """Free the memory, then give the lease back: at once, or when the device has passed it.
+
+        Args:
+            after: streams that may use it, beside those that the allocator knows.
+        """
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
         self._anchor = None
         if self.nbytes:
-            self._allocator.deallocate(self._pointer, self.nbytes, self._lease.close)
+            self._allocator.deallocate(self._pointer, self.nbytes, self._lease.close, after=after)
         else:
             self._lease.close()
 
@@ -209,7 +222,14 @@ class HostAllocator:
         self._blocks[pointer] = block
         return pointer
 
-    def deallocate(self, pointer: int, nbytes: int, settle: Callable[[], None]) -> None:  # noqa: ARG002  (the protocol's)
+    def deallocate(
+        self,
+        pointer: int,
+        nbytes: int,  # noqa: ARG002  (the protocol's)
+        settle: Callable[[], None],
+        *,
+        after: Sequence[Any] = (),  # noqa: ARG002
+    ) -> None:
         """Let the bytes go; they stay as long as an array over them does."""
         del self._blocks[pointer]
         settle()

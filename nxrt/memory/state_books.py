@@ -15,6 +15,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -81,21 +82,24 @@ class StateBooks:
     def _exclusively(self, action: Callable[[], R]) -> R:
         """Do something in which nothing is called and no release comes between."""
         try:
-            with self._lock:
-                self._refuse_nesting(self._is_busy)
-                self._is_busy = True
-                try:
-                    return action()
-                except NxrtError:
-                    raise
-                except BaseException:
-                    self._rebuild()
-                    raise
-                finally:
-                    self._is_busy = False
+            return self._locked(action)
         finally:
             while self._returned and not self._is_busy:
                 self._take_back()
+
+    def _locked(self, action: Callable[[], R]) -> R:
+        with self._lock:
+            self._refuse_nesting(self._is_busy)
+            self._is_busy = True
+            try:
+                return action()
+            except NxrtError:
+                raise
+            except BaseException:
+                self._rebuild()
+                raise
+            finally:
+                self._is_busy = False
 
     def _refuse_nesting(self, is_nested: bool) -> None:
         if is_nested:
@@ -180,10 +184,8 @@ class StateBooks:
         return is_done
 
     def _give_back(self, entry: Entry, nbytes: int) -> None:
-        try:
+        with suppress(ClosedError):  # then it went with all the rest
             entry.lease.shrink(nbytes)
-        except ClosedError:
-            pass  # it went with all the rest
 
     def _settle(self, serial: int, ticket: object) -> None:
         """End an exchange; an interrupt may have left more charged than is attributed."""
@@ -210,7 +212,8 @@ class StateBooks:
             lease, is_committed = self._returned.popleft()
         except IndexError:  # another thread took it
             return
-        self.release(lease, is_committed=is_committed)
+        if self._locked(partial(self._remove, lease.serial, is_committed)):
+            lease.close()
 
     def drop(self, serial: int) -> None:
         """Note that nobody can close this entry any more."""

@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+from nxrt.errors import NxrtError
 from nxrt.memory.lease import MemoryLease
 from nxrt.memory.state_bytes import StateGroupBytes
 
@@ -78,13 +79,14 @@ class _Handle:
         entry: what they say now.
     """
 
-    __slots__ = ("__weakref__", "_keeper", "_last")
+    __slots__ = ("__weakref__", "_is_given_back", "_keeper", "_last")
 
     _is_committed = False
 
     def __init__(self, keeper: ChargeKeeper, entry: Entry) -> None:
         self._keeper = keeper
         self._last = entry
+        self._is_given_back = False
 
     @property
     def _serial(self) -> int:
@@ -99,7 +101,8 @@ class _Handle:
     @property
     def is_closed(self) -> bool:
         """Say whether it has been given back, or handed on."""
-        return self._open_entry() is None
+        # The books may be about to take it off: a call of theirs was interrupted by the close.
+        return self._is_given_back or self._open_entry() is None
 
     @property
     def key(self) -> GroupKey:
@@ -121,6 +124,7 @@ class _Handle:
         """Give it back; a second call does nothing."""
         self._last = self._open_entry() or self._last
         self._keeper.release(self._last.lease, is_committed=self._is_committed)
+        self._is_given_back = True
 
     def __enter__(self) -> Self:
         return self
@@ -186,7 +190,11 @@ class PendingCharge(_Handle):
         """
         entry = self._open_entry() or self._last
         charge = StateGroupCharge(self._keeper, entry)  # first: an interrupt leaves none behind
-        self._keeper.commit(self._serial)
+        try:
+            self._keeper.commit(self._serial)
+        except NxrtError:
+            del charge._keeper  # noqa: SLF001  (it owns nothing: another one may be alive)
+            raise
         return charge
 
     def roll_back(self) -> None:

@@ -5,7 +5,9 @@ It has no limit of its own and allocates nothing: the governor decides, and the 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from itertools import count
+from operator import add
 from typing import Self
 
 from nxrt.errors import InvalidInputError, SizeOverflowError
@@ -183,7 +185,7 @@ class StateGroupLedger:
         groups = tuple(
             GroupUsage(
                 *key,
-                bytes=sum(sizes, StateGroupBytes()),  # one tier's: the governor counts them too
+                bytes=reduce(add, sizes),  # one tier's: the governor counts them too
                 num_charges=len(sizes),
                 charged=charged.get((device_tier(key[1]), self._books.holder(key[0])), 0),
             )

@@ -108,7 +108,7 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Return whether every tier's budget admits its total, and every cap its role."""
-        return all(part.fits for part in (*self.totals, *self.caps))
+        return all(total.fits for total in self.totals) and all(cap.fits for cap in self.caps)
 
     @property
     def budget_line(self) -> str:

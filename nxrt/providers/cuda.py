@@ -47,21 +47,24 @@ class CudaProvider(ExecutionProvider):
     Raises:
         DriverUnavailableError: there is no driver or no device; at once, never a hang.
         ForkedProcessError: the process is the forked child of one that used CUDA.
-        InvalidInputError: there is no device of that number.
+        InvalidInputError: there is no device of that number, or NXRT_CACHE_MAX_BYTES is no size.
+        DriverError: the device cannot be used: it is full, or in exclusive use.
     """
 
     def __init__(self, ordinal: int = 0, *, cache_dir: Path | None = None) -> None:
-        self.name = "cuda"
-        self.registry = KernelRegistry()
-        self.registry.register(KERNELS)
-        self._device = Device(ordinal)
-        self.device = self._device.id
-        self._is_closed = False
-        self._cache = CompileCache(
+        # Read first: what it refuses must not leave the device's context behind.
+        cache = CompileCache(
             Compiler(),
             cache_dir or default_cache_dir(os.environ),
             max_nbytes=default_cache_nbytes(os.environ),
         )
+        self.name = "cuda"
+        self.registry = KernelRegistry()
+        self.registry.register(KERNELS)
+        self._cache = cache
+        self._device = Device(ordinal)
+        self.device = self._device.id
+        self._is_closed = False
 
     @property
     def capabilities(self) -> Capabilities:

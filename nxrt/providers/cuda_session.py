@@ -49,8 +49,8 @@ class CudaProviderSession(ProviderSession):
         with ExitStack() as undo:
             undo.callback(device.retain().close)
             self.stream = undo.enter_context(Stream(device))
-            memory = DeviceAllocator(device, [self.stream])
-            self._allocator = LeasedAllocator(memory, governor)
+            self._memory = DeviceAllocator(device, [self.stream])
+            self._allocator = LeasedAllocator(self._memory, governor)
             pinned = PinnedAllocator(device, [self.stream])
             self._staging = StagingRing(device, LeasedAllocator(pinned, governor))
             undo.callback(self._staging.close)
@@ -89,8 +89,11 @@ class CudaProviderSession(ProviderSession):
         self.stream.wait_for(other)
         try:
             yield
-        finally:
-            other.wait_for(self.stream)
+        except BaseException:
+            with suppress(NxrtError):  # the error inside is the one to tell
+                other.wait_for(self.stream)
+            raise
+        other.wait_for(self.stream)
 
     def synchronize(self) -> None:
         """Wait for the session's stream, and free what was waiting for it."""
@@ -142,7 +145,8 @@ class CudaProviderSession(ProviderSession):
         """Wait for the stream, then give up everything; may be repeated.
 
         Raises:
-            DriverError: an earlier kernel failed, and nobody was told yet; everything is given up.
+            DriverError, DeviceFaultError: an earlier kernel failed or met bad data, and nobody was
+                told yet; everything is given up.
             CaptureError: this thread records a graph; the session stays open.
         """
         refuse_recording("a session was closed")
@@ -152,7 +156,7 @@ class CudaProviderSession(ProviderSession):
             if self._latch is not None:
                 closing.callback(self._latch.close)
             if not (self.stream.is_closed or self._device.is_lost):
-                self.stream.synchronize()
+                self.synchronize()  # faults that nobody was told of are told here
 
     def _settle(self) -> None:
         with suppress(NxrtError):
@@ -160,7 +164,11 @@ class CudaProviderSession(ProviderSession):
 
     def _graph_lease(self) -> MemoryLease:
         return self._governor.reserve(
-            self._tier, GRAPH_NBYTES, role=Role.GRAPH, holder="captured graph"
+            self._tier,
+            GRAPH_NBYTES,
+            role=Role.GRAPH,
+            holder="captured graph",
+            settle=self._memory.reclaim,
         )
 
     def _opened_latch(self) -> ErrorLatch:

@@ -8,6 +8,7 @@ from nxrt.providers.base import ExecutionProvider
 from nxrt.providers.cpu import CpuProvider
 from nxrt.providers.cuda import CudaProvider
 from nxrt.runtime import driver
+from nxrt.runtime.driver import DriverStatus
 
 PROVIDER_NAMES = ("auto", "cuda", "cpu")
 
@@ -40,7 +41,7 @@ def select_provider(
         raise InvalidInputError("provider", found=repr(name), accepted=", ".join(PROVIDER_NAMES))
     if name == "cpu":
         return ProviderChoice(CpuProvider(), "asked for")
-    status = driver.probe()
+    status = driver.start()
     if name == "auto" and not status.is_available:
         return ProviderChoice(CpuProvider(), status.reason)
     try:
@@ -51,3 +52,12 @@ def select_provider(
         return ProviderChoice(CpuProvider(), f"{status.reason}, which cannot be used: {error}")
     found = f"{provider.capabilities.name}, {status.reason}"
     return ProviderChoice(provider, found if name == "auto" else f"asked for; {found}")
+
+
+def cuda_status() -> DriverStatus:
+    """Say whether CUDA can be used here, without initialising it in this process.
+
+    Children forked afterwards can use it. Takes a few hundred milliseconds where there is a driver
+    that this process does not use yet, as another process is asked.
+    """
+    return driver.probe()

@@ -9,9 +9,10 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Self
+from typing import Protocol, Self
 
 from nxrt.errors import (
+    AllocationFailedError,
     CaptureError,
     ClosedError,
     DeviceLostError,
@@ -20,15 +21,17 @@ from nxrt.errors import (
     NxrtError,
 )
 from nxrt.locks import new_lock
+from nxrt.memory.allocator import OUT_OF_MEMORY
+from nxrt.memory.tier import device_tier
 from nxrt.runtime import driver
 from nxrt.runtime.driver import Handle
 from nxrt.runtime.inside import Inside
 from nxrt.runtime.recording import (
     Closable,
     Shared,
-    is_recording,
     refuse_recording,
     refused,
+    this_thread,
     while_recording,
 )
 from nxrt.runtime.stream import Stream
@@ -44,14 +47,46 @@ _stuck: list["CapturedGraph"] = []
 """Graphs that were closed while a replay did not return."""
 
 
-class Executable:
-    """Own the driver's executable form of a graph, and the lease that pays for it."""
+class Payment(Closable, Protocol):
+    """The lease that pays for an executable graph."""
 
-    def __init__(self, stream: Stream, graph: Handle, lease: Closable) -> None:
+    @property
+    def nbytes(self) -> int:
+        """Return how many bytes."""
+
+
+class Executable:
+    """Own the driver's executable form of a graph, and the lease that pays for it.
+
+    Raises:
+        DriverError: the driver does not take the graph.
+        AllocationFailedError: the device has no memory for it, though the budget admits it.
+    """
+
+    def __init__(self, stream: Stream, graph: Handle, lease: Payment) -> None:
         self._device = stream.device
-        self._lease = lease
+        self.lease = lease
         self._is_closed = False
-        self.handle: Handle = self._device.create(driver.api.cuGraphInstantiate, graph, 0)
+        self.handle: Handle = self._made(graph)
+
+    def _made(self, graph: Handle) -> Handle:
+        try:
+            return self._device.create(driver.api.cuGraphInstantiate, graph, 0)
+        except DriverError as error:
+            if error.code != OUT_OF_MEMORY:
+                raise
+        self._device.releases.drain()  # what was closed while the device still used it
+        try:
+            return self._device.create(driver.api.cuGraphInstantiate, graph, 0)
+        except DriverError as error:
+            if error.code != OUT_OF_MEMORY:
+                raise
+            raise AllocationFailedError(
+                str(device_tier(self._device.id.ordinal)),
+                requested=self.lease.nbytes,
+                holder="captured graph",
+                reason=str(error),
+            ) from error
 
     def update(self, graph: Handle) -> bool:
         """Take over addresses, arguments and grids; say no where the shape of the graph differs.
@@ -71,8 +106,14 @@ class Executable:
         """Destroy it; replays that were enqueued still run. May be repeated."""
         if not self._is_closed:
             self._is_closed = True
-            destroy, settle = driver.api.cuGraphExecDestroy, self._lease.close
+            destroy, settle = driver.api.cuGraphExecDestroy, self.lease.close
             self._device.releases.submit(destroy, self.handle, settle=settle)
+
+    def hand_over(self) -> Payment:
+        """Destroy it, but return the lease, which pays for another from now on."""
+        self._is_closed = True
+        self._device.releases.submit(driver.api.cuGraphExecDestroy, self.handle)
+        return self.lease
 
 
 class CapturedGraph:
@@ -135,7 +176,11 @@ class CapturedGraph:
         marks = self._inside.marks
         try:
             marks.append(None)
-            if self._is_closed or self._device.fault is not None or is_recording():
+            if (
+                self._is_closed
+                or self._device.fault is not None
+                or this_thread.held_back is not None
+            ):
                 self._refuse()
             try:
                 (outcome,) = _graph_launch(self._handle, self._stream_handle)
@@ -199,7 +244,7 @@ def capture(
     stream: Stream,
     record: Callable[[Stream], None],
     *,
-    lease: Callable[[], Closable],
+    lease: Callable[[], Payment],
     resources: Callable[[], Sequence[Shared]],
     kept: Sequence[object] = (),
     reuse: Executable | None = None,
@@ -217,10 +262,17 @@ def capture(
 
     Raises:
         CaptureError: with the first cause; nothing is left behind, and `reuse` is closed.
-        LeaseRefusedError: from `lease`; likewise.
+        LeaseRefusedError: from `lease`; nothing was recorded.
+        AllocationFailedError: the device has no memory for the graph; nothing is left behind.
     """
     with ExitStack() as undo:
-        if reuse is not None:
+        unspent = undo.enter_context(ExitStack())
+        paid = None
+        if reuse is None:
+            # Before anything is recorded: a refusal costs next to nothing.
+            paid = lease()
+            unspent.callback(paid.close)
+        else:
             undo.callback(reuse.close)
         owned = undo.enter_context(ExitStack())
         graph = _recorded(stream, record, owned)
@@ -228,7 +280,8 @@ def capture(
             for resource in resources():
                 owned.callback(resource.share().close)
             num_nodes = _stage("instantiate", stream, driver.api.cuGraphGetNodes, graph, 0)[1]
-            executable = _executable(stream, graph, lease, reuse)
+            executable = _executable(stream, graph, paid, reuse)
+            unspent.pop_all()
             undo.callback(executable.close)
             _stage("upload", stream, driver.api.cuGraphUpload, executable.handle, stream.handle)
         finally:
@@ -246,16 +299,16 @@ def capture(
 
 
 def _executable(
-    stream: Stream, graph: Handle, lease: Callable[[], Closable], reuse: Executable | None
+    stream: Stream, graph: Handle, paid: Payment | None, reuse: Executable | None
 ) -> Executable:
     try:
-        if reuse is not None and reuse.update(graph):
-            return reuse
         if reuse is not None:
+            if reuse.update(graph):
+                return reuse
             _log.info("a graph of another shape cannot be updated; it is instantiated anew")
-            reuse.close()
+            paid = reuse.hand_over()
+        assert paid is not None  # one of the two is given
         with ExitStack() as undo:
-            paid = lease()
             undo.callback(paid.close)
             executable = Executable(stream, graph, paid)
             undo.pop_all()

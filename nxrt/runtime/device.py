@@ -19,6 +19,7 @@ from nxrt.errors import (
 )
 from nxrt.locks import new_lock
 from nxrt.runtime import driver
+from nxrt.runtime.recording import refuse_recording
 from nxrt.runtime.release import ReleaseQueue
 from nxrt.storage import DeviceId, DeviceType
 
@@ -180,7 +181,13 @@ class Device:
         return DeviceUse(self)
 
     def close(self) -> None:
-        """Give up the maker's use; may be repeated. Raises nothing."""
+        """Wait for what is still given back, then give up the maker's use; may be repeated.
+
+        Raises nothing, but CaptureError where this thread records a graph.
+        """
+        refuse_recording("a device was closed")
+        with suppress(NxrtError):
+            self.releases.drain()
         self._own_use.close()
 
     def _give_up(self) -> None:

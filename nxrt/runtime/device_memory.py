@@ -50,15 +50,23 @@ class _DriverAllocator:
             undo.pop_all()
             return pointer
 
-    def deallocate(self, pointer: int, nbytes: int, settle: Callable[[], None]) -> None:  # noqa: ARG002  (the protocol's)
-        """Free once the streams have passed; nothing waits."""
+    def deallocate(
+        self,
+        pointer: int,
+        nbytes: int,  # noqa: ARG002  (the protocol's)
+        settle: Callable[[], None],
+        *,
+        after: Sequence[Stream] = (),
+    ) -> None:
+        """Free once the streams have passed what they have now."""
         use = self._uses.pop(pointer)
 
         def settled() -> None:
             settle()
             use.close()
 
-        self._device.releases.submit(self._free, pointer, after=self._streams, settle=settled)
+        streams = dict.fromkeys((*self._streams, *after))
+        self._device.releases.submit(self._free, pointer, after=tuple(streams), settle=settled)
 
     def reclaim(self) -> bool:
         """Wait for what was given back; say whether anything was."""
@@ -98,11 +106,12 @@ def copy_to_device(pointer: int, source: NDArray[Any], *, stream: Stream) -> Non
 
     Raises:
         DriverError, CaptureError, ClosedError: nothing was enqueued; see `Stream.require_usable`.
+        CaptureError: the stream is being recorded, and nothing would keep the array for replays.
 
     Stream: the source must stay alive and unchanged until the stream has passed the copy.
     """
     if source.nbytes:
-        stream.require_usable()
+        _require_running(stream)
         address = source.__array_interface__["data"][0]
         copy = driver.api.cuMemcpyHtoDAsync
         stream.device.call(copy, pointer, address, source.nbytes, stream.handle)
@@ -114,7 +123,7 @@ def copy_to_host(target: NDArray[Any], pointer: int, *, stream: Stream) -> None:
     Stream: the target holds the bytes once the stream has passed the copy.
     """
     if target.nbytes:
-        stream.require_usable()
+        _require_running(stream)
         address = target.__array_interface__["data"][0]
         copy = driver.api.cuMemcpyDtoHAsync
         stream.device.call(copy, address, pointer, target.nbytes, stream.handle)
@@ -133,3 +142,9 @@ def fill_bytes(pointer: int, value: int, nbytes: int, *, stream: Stream) -> None
     if nbytes:
         stream.require_usable()
         stream.device.call(driver.api.cuMemsetD8Async, pointer, value, nbytes, stream.handle)
+
+
+def _require_running(stream: Stream) -> None:
+    stream.require_usable()
+    if stream.is_capturing:
+        refuse_recording("a host array was copied")

@@ -278,8 +278,8 @@ _PROBE_TIMEOUT_S = 60
 
 
 def _probe_elsewhere() -> DriverStatus:
-    if not sys.executable:  # an embedded interpreter cannot start another
-        return start()
+    if not sys.executable or getattr(sys, "frozen", False):
+        return start()  # an embedded interpreter cannot start another
     command = [sys.executable, "-I", "-S", "-c", _PROBE]
     try:
         done = subprocess.run(

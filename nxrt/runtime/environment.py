@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nxrt.errors import CompileError, NxrtError
 from nxrt.runtime import driver
+from nxrt.runtime.compilation.cache_folder import CacheFolder
 from nxrt.runtime.compilation.compile_cache import default_cache_dir
 from nxrt.runtime.compilation.compiler import (
     INSTALL_COMMAND,
@@ -157,7 +158,8 @@ def _cache_dir(environ: Mapping[str, str]) -> Finding:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         with tempfile.TemporaryFile(dir=existing):
             pass
-        num_entries = len(list(folder.glob("*.cubin"))) if folder.is_dir() else 0
+        files = CacheFolder(folder).files() if folder.is_dir() else []
+        num_entries = sum(file.kind == "entry" and file.is_current for file in files)
     except OSError as error:
         remedy = "set NXRT_CACHE_DIR to a folder you can write to"
         return Finding("compile cache", False, f"{folder}: {error.strerror}", remedy)

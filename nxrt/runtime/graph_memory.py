@@ -23,6 +23,7 @@ class _SharedBuffer:
         self.buffer = buffer
         self.identity = next(_identities)
         self.num_handles = 1
+        self.streams: dict[object, None] = {}
         self.lock = new_lock()
 
 
@@ -83,6 +84,11 @@ class GraphAllocation:
             self._shared.num_handles += 1
         return GraphAllocation(self._shared)
 
+    def used_on(self, stream: object) -> None:
+        """Note that a stream uses the memory, beside those its allocator knows; not for once."""
+        with self._shared.lock:
+            self._shared.streams[stream] = None
+
     def close(self) -> None:
         """Give up this handle; the last one frees the memory."""
         with self._shared.lock:
@@ -92,7 +98,7 @@ class GraphAllocation:
             self._shared.num_handles -= 1
             is_last = self._shared.num_handles == 0
         if is_last:
-            self._shared.buffer.close()
+            self._shared.buffer.close(after=tuple(self._shared.streams))
 
     def __enter__(self) -> Self:
         return self

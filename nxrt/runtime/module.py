@@ -15,7 +15,7 @@ from nxrt.errors import ClosedError, DriverError, InvalidInputError
 from nxrt.runtime import driver
 from nxrt.runtime.device import Device
 from nxrt.runtime.driver import Handle
-from nxrt.runtime.recording import is_recording, refuse_recording
+from nxrt.runtime.recording import refuse_recording, this_thread
 from nxrt.runtime.stream import Stream
 
 _SLOT_NBYTES = 8
@@ -166,7 +166,7 @@ class BoundLaunch:
         arguments: packed; their values are read at each enqueue.
     """
 
-    __slots__ = ("_address", "_arguments", "_device", "_module", "_shape")
+    __slots__ = ("_address", "_arguments", "_bound", "_device", "_module", "_shape")
 
     def __init__(
         self, function: Function, config: LaunchConfig, arguments: KernelArguments
@@ -176,6 +176,8 @@ class BoundLaunch:
         self._shape = (function.handle, *config.grid, *config.block, config.shared_nbytes)
         self._arguments = arguments
         self._address = arguments.address
+        # The stream of the last launch and the whole call for it; exchanged as one.
+        self._bound: tuple[Stream | None, tuple[Any, ...]] = (None, ())
 
     def driver_arguments(self, stream: Stream) -> tuple[Any, ...]:
         """Return what cuLaunchKernel is given, for comparing with the bare call."""
@@ -191,21 +193,32 @@ class BoundLaunch:
         Stream: the kernel is enqueued; memory behind pointer arguments must stay alive until the
             stream has passed it.
         """
-        if self._module.is_closed or is_recording() or self._device.fault is not None:
-            self._require_possible(stream)
+        last, call = self._bound
+        if (
+            stream is not last
+            or stream.is_closed
+            or self._module.is_closed
+            or this_thread.held_back is not None
+            or self._device.fault is not None
+        ):
+            call = self._checked(stream)
         try:
-            (outcome,) = _launch_kernel(*self._shape, stream.native, self._address, 0)
+            (outcome,) = _launch_kernel(*call)
         except (KeyError, ValueError, RuntimeError) as error:
             outcome = error
         if outcome is not driver.SUCCESS:
             self._device.failed(_launch_kernel, outcome)
 
-    def _require_possible(self, stream: Stream) -> None:
+    def _checked(self, stream: Stream) -> tuple[Any, ...]:
+        """Return the call for a stream, or raise what forbids it."""
         if self._module.is_closed:
             raise ClosedError("module")
         if self._device.fault is not None:
             raise self._device.fault()
         stream.require_usable()
+        call = self.driver_arguments(stream)
+        self._bound = (stream, call)
+        return call
 
 
 def launch(

@@ -38,40 +38,41 @@ class _Thread(threading.local):
     kept: ExitStack | None = None
 
 
-_thread = _Thread()
+this_thread = _Thread()
+"""What this thread records: hot paths look at `held_back`, which is None while it does not."""
 
 
 def is_recording() -> bool:
     """Say whether this thread records a graph."""
-    return _thread.held_back is not None
+    return this_thread.held_back is not None
 
 
 def refuse_recording(action: str) -> None:
     """Raise CaptureError where this thread records: `action` would break the recording."""
-    if _thread.held_back is not None:
+    if this_thread.held_back is not None:
         problem = f"{action} while this thread records a graph; do so outside"
         refusal = CaptureError("record", problem)
-        _thread.refusal = _thread.refusal or refusal
+        this_thread.refusal = this_thread.refusal or refusal
         raise refusal
 
 
 def refused() -> CaptureError | None:
     """Return the first thing that was refused to this thread's recording, if any."""
-    return _thread.refusal
+    return this_thread.refusal
 
 
 def when_recorded(action: Callable[[], None]) -> None:
     """Run an action now, or at the end of the recording that this thread makes."""
-    if _thread.held_back is None:
+    if this_thread.held_back is None:
         action()
     else:
-        _thread.held_back.append(action)
+        this_thread.held_back.append(action)
 
 
 def keep(resource: Shared) -> None:
     """Let the graph that this thread records, if it does, hold a handle of its own on memory."""
-    if _thread.kept is not None:
-        _thread.kept.callback(resource.share().close)
+    if this_thread.kept is not None:
+        this_thread.kept.callback(resource.share().close)
 
 
 def while_recording(action: Callable[[], _T], *, kept: ExitStack | None = None) -> _T:
@@ -87,17 +88,17 @@ def while_recording(action: Callable[[], _T], *, kept: ExitStack | None = None) 
     Raises:
         CaptureError: this thread records already.
     """
-    if _thread.held_back is not None:
+    if this_thread.held_back is not None:
         problem = "this thread records a graph already; end that recording first"
         raise CaptureError("begin", problem)
     held_back: list[Callable[[], None]] = []
     try:
-        _thread.refusal, _thread.kept = None, kept
-        _thread.held_back = held_back
+        this_thread.refusal, this_thread.kept = None, kept
+        this_thread.held_back = held_back
         return action()
     finally:
         # No call comes before this, so no interrupt can leave the thread marked for ever.
-        _thread.held_back = _thread.kept = None
+        this_thread.held_back = this_thread.kept = None
         _run_all(held_back)
 
 

@@ -65,6 +65,7 @@ class _Release:
     args: tuple[Any, ...]
     fences: list[Fence]
     settle: Callable[[], None]
+    streams: tuple[int, ...] = ()
     num_attempts: int = 0
     is_called: bool = False
     is_over: bool = False
@@ -162,27 +163,34 @@ class ReleaseQueue:
         after: Sequence[Fenced],
         settle: Callable[[], None],
     ) -> None:
-        release = _Release(function, args, [], settle)
+        release = _Release(function, args, [], settle, tuple(map(id, after)))
         try:
             if not self._device.is_lost:
                 release.fences += (_fence(stream) for stream in after)
         finally:  # an interrupt must not lose it
             with self._lock:
                 self._pending.append(release)
-        self.poll()
+        if after:
+            self.poll()
+        else:  # nothing to wait for; the others are somebody else's
+            with self._attempting:
+                self._attempt((release,))
 
     def _attempt(self, releases: Sequence[_Release]) -> int:
         num_settled = 0
+        busy: set[int] = set()  # streams that have not reached an earlier fence, nor later ones
         try:
             for release in releases:
                 # One that is being made already has come here again, by giving up a fence.
-                if release.is_busy:
+                if release.is_busy or not busy.isdisjoint(release.streams):
                     continue
                 release.is_busy = True
                 try:
                     if self._is_done(release):
                         num_settled += 1
                         _settle(release)
+                    elif not release.is_called:
+                        busy.update(release.streams)
                 finally:
                     release.is_busy = False
         finally:

@@ -30,27 +30,22 @@ class Stream:
         flags = driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._native = device.create(driver.api.cuStreamCreate, flags)
         self._handle = int(self._native)
-        self._is_closed = False
+        self.is_closed = False
         self._inside = Inside()
 
     @property
     def handle(self) -> int:
         """Return the driver's handle as an integer."""
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("stream")
         return self._handle
 
     @property
     def native(self) -> driver.Handle:
         """Return what the driver's functions take fastest; raises ClosedError."""
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("stream")
         return self._native
-
-    @property
-    def is_closed(self) -> bool:
-        """Say whether `close` was called."""
-        return self._is_closed
 
     @property
     def is_capturing(self) -> bool:
@@ -68,7 +63,7 @@ class Stream:
         Raises: as `Device.call`, and ClosedError.
         """
         with self._inside:
-            if self._is_closed:
+            if self.is_closed:
                 raise ClosedError("stream")
             return self.device.call(function, *args)
 
@@ -80,7 +75,7 @@ class Stream:
                 and be missing in every replay.
             ClosedError: the stream is closed.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("stream")
         if is_recording() and not self.is_capturing:
             refuse_recording("work was enqueued on a stream that is not the recorded one")
@@ -129,8 +124,8 @@ class Stream:
 
         Waits for calls of other threads that name the stream.
         """
-        if not self._is_closed:
-            self._is_closed = True
+        if not self.is_closed:
+            self.is_closed = True
             if self._inside.wait_until_empty():
                 self.device.releases.submit(driver.api.cuStreamDestroy, self._native)
 
@@ -157,7 +152,7 @@ class ForeignStream(Stream):
     def __init__(self, device: Device, stream: object) -> None:
         self.device = device
         self._replayed_on = None
-        self._is_closed = False
+        self.is_closed = False
         self._owner = stream  # kept referenced
         self._native = self._handle = _handle_of(stream)
         # Asked first: any other question about the stream would end its owner's capture.
@@ -179,7 +174,7 @@ class ForeignStream(Stream):
 
     def close(self) -> None:
         """Forget the stream; its owner destroys it."""
-        self._is_closed = True
+        self.is_closed = True
 
 
 def _handle_of(stream: object) -> int:

@@ -13,6 +13,7 @@ import pytest
 from nxrt import (
     Binding,
     ClosedError,
+    DriverError,
     DType,
     ForeignStorage,
     PluginError,
@@ -249,3 +250,46 @@ def test_a_stream_is_not_destroyed_under_a_call(rig: Rig) -> None:
         assert entered
         with pytest.raises(ClosedError, match="stream"):
             stream.synchronize()
+
+
+def test_a_failure_names_what_was_enqueued_since_the_last_wait(
+    request: pytest.FixtureRequest, rig: Rig
+) -> None:
+    if not request.config.getoption("--fake-driver"):
+        return  # a card would not survive it
+    with rig.session() as session:
+        binding = bound(session, 8)
+        for _ in range(3):
+            session.run(binding)
+        session.synchronize()
+        session.run(binding)
+        assert rig.fake is not None
+        rig.fake.lose_contexts(719)
+        with pytest.raises(DriverError) as failure:
+            session.synchronize()
+    (note,) = failure.value.__notes__
+    assert note.endswith(": ['scale']")
+
+
+@pytest.mark.parametrize("use", ["read", "write"])
+def test_memory_that_is_being_copied_outlives_its_binding(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    with rig.session() as session:
+        binding = bound(session, 8)
+        backend = backend_of(session)
+        name = {"read": "download", "write": "upload"}[use]
+        real = getattr(backend, name)
+
+        def closing_first(*args: Any) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(binding.close).result()
+            real(*args)
+
+        monkeypatch.setattr(backend, name, closing_first)
+        if use == "read":
+            assert (binding.read("x") == floats(8)).all()
+        else:
+            binding.write("x", floats(8))
+        with pytest.raises(ClosedError):
+            binding.read("x")

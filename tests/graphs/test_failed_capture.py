@@ -47,7 +47,7 @@ CAUSES: dict[str, tuple[type[Exception], str]] = {
     "fills on the usual stream": (CaptureError, "not the recorded one"),
     "synchronizes": (CaptureError, "a stream was synchronized"),
     "synchronizes the usual stream": (CaptureError, "a stream was synchronized"),
-    "reads a scalar back": (CaptureError, "a stream was synchronized"),
+    "reads a scalar back": (CaptureError, "a host array was copied"),
     "queries an event": (CaptureError, "an event was queried"),
     "loads code": (CaptureError, "a module was loaded"),
     "hides a refused wait": (CaptureError, "a stream was synchronized"),

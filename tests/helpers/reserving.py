@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -119,7 +119,14 @@ class Upstream:
             self.used += nbytes
             return 4096 * self.num_calls
 
-    def deallocate(self, pointer: int, nbytes: int, settle: Callable[[], None]) -> None:  # noqa: ARG002  (the protocol's)
+    def deallocate(
+        self,
+        pointer: int,  # noqa: ARG002  (the protocol's)
+        nbytes: int,
+        settle: Callable[[], None],
+        *,
+        after: Sequence[object] = (),  # noqa: ARG002
+    ) -> None:
         with self.lock:
             self.used -= nbytes
         settle()

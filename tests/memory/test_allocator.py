@@ -1,7 +1,7 @@
 """Check charged memory: the lease comes first, and every failure gives back what was taken."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -55,7 +55,14 @@ class ScriptedAllocator:
     def anchor(self, pointer: int) -> object:  # noqa: ARG002  (the protocol's)
         return None
 
-    def deallocate(self, pointer: int, nbytes: int, settle: Callable[[], None]) -> None:
+    def deallocate(
+        self,
+        pointer: int,
+        nbytes: int,
+        settle: Callable[[], None],
+        *,
+        after: Sequence[object] = (),  # noqa: ARG002
+    ) -> None:
         self.calls.append(("deallocate", pointer, nbytes, self.governor.usage(self.tier).used))
         if self.is_slow:
             self.pending.append(settle)

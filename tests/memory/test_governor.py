@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import FrozenInstanceError, dataclass
@@ -322,7 +322,14 @@ class UnreliableAllocator:
     def anchor(self, pointer: int) -> object:  # noqa: ARG002  (the protocol's)
         return None
 
-    def deallocate(self, pointer: int, nbytes: int, settle: Callable[[], None]) -> None:  # noqa: ARG002  (the protocol's)
+    def deallocate(
+        self,
+        pointer: int,  # noqa: ARG002  (the protocol's)
+        nbytes: int,
+        settle: Callable[[], None],
+        *,
+        after: Sequence[object] = (),  # noqa: ARG002
+    ) -> None:
         with self._lock:
             self.used -= nbytes
         settle()

@@ -14,6 +14,7 @@ from nxrt.planning.geometry import (
 )
 
 LATENT = (FOLDER / "glm-5.2.toml").read_text(encoding="utf-8")
+INDEXER = Path(__file__).with_name("glm_decode_geometry.toml").read_text(encoding="utf-8")
 GROUPS = (FOLDER / "deepseek-v4-flash.toml").read_text(encoding="utf-8")
 
 
@@ -118,6 +119,8 @@ BAD_FILES = {
         GROUPS.replace("= 1_048_576", "= 1_048_577"),
         "model.toml.max_context",
     ),
+    "a dtype of no kernel": (INDEXER.replace("bf16", "fp8"), "model.toml.dtype"),
+    "an indexer's layers": (INDEXER.replace("top_k", "layers = [0]\ntop_k"), "indexer.layers"),
     "a latent's key": (GROUPS + 'key_dtype = "bf16"\n', "indexer.key_dtype"),
 }
 
@@ -125,7 +128,7 @@ BAD_FILES = {
 @pytest.mark.parametrize("fault", BAD_FILES)
 def test_a_bad_file_is_one_error_that_names_the_key(tmp_path: Path, fault: str) -> None:
     text, subject = BAD_FILES[fault]
-    assert text not in (LATENT, GROUPS)
+    assert text not in (LATENT, GROUPS, INDEXER)
     with pytest.raises(InvalidInputError) as refusal:
         load_geometry(write(tmp_path, text))
     assert refusal.value.subject.endswith(subject)

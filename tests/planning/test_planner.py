@@ -1,6 +1,7 @@
 """The planner: its sizes are those of the contracts, and its answers are the largest that fit."""
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,56 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_a_batch_out_of_range_is_refused(batch: int) -> None:
     with pytest.raises(InvalidInputError, match="batch: got"):
         planned("glm-5.2", 10, batch)
+
+
+def test_an_indexer_by_itself_is_planned_value_by_value() -> None:
+    geometry = load_geometry(str(Path(__file__).with_name("glm_decode_geometry.toml")))
+    result = plan(geometry, context=1000, batch=2, budget=NO_LIMIT)
+    assert {(line.role, line.holder): line.nbytes for line in result.lines} == {
+        (Role.KV_CACHE, "key"): 2 * 1000 * 128 * 2,
+        (Role.ACTIVATION, "query"): 2 * 32 * 128 * 2,
+        (Role.ACTIVATION, "weights"): 2 * 32 * 2,
+        (Role.ACTIVATION, "attention_bias"): 2 * 1000 * 4,
+        (Role.ACTIVATION, "selected_indices"): 2 * 2048 * 8,
+        (Role.WORKSPACE, "DsaIndexSelect"): 8192 + 2048,
+        (Role.GRAPH, "captured graph"): GRAPH_NBYTES,
+        (Role.STAGING, "staging"): STAGING_NBYTES,
+    }
+
+
+def test_a_cap_of_a_role_counts_as_a_limit_does() -> None:
+    needed = sum(ln.nbytes for ln in planned("glm-5.2", 4096).lines if ln.role is Role.KV_CACHE)
+    device: dict[str, Any] = {"limit": "100 GiB", "roles": {"kv_cache": needed}}
+    result = planned("glm-5.2", 4096, device=device)
+    assert (result.fits, result.largest_batch, result.longest_context) == (True, 1, 4096)
+    assert [(cap.role, cap.nbytes, cap.limit) for cap in result.caps] == [
+        (Role.KV_CACHE, needed, needed)
+    ]
+    device["roles"] = {"kv_cache": needed - 1}
+    result = planned("glm-5.2", 4096, device=device)
+    assert (result.fits, result.largest_batch, result.longest_context) == (False, 0, 4095)
+
+
+def test_lines_for_a_tier_and_its_roles_are_one_table(tmp_path: Path) -> None:
+    device = {"limit": "1 MiB", "roles": {"kv_cache": "50%", "graph": "50%"}}
+    lines = planned("glm-5.2", 4096, device=device).budget_line
+    assert [line.split(" =")[0] for line in lines.splitlines()] == [
+        "device.limit",
+        "device.roles.kv_cache",
+    ]
+    path = tmp_path / "budget.toml"
+    path.write_text(f"[budget]\n{lines}\n")
+    budget = MemoryBudget.load(toml=path, environ={})
+    assert plan(load_geometry("glm-5.2"), context=4096, batch=1, budget=budget).fits
+
+
+def test_a_cap_without_a_limit_bounds_the_batch() -> None:
+    device = {"roles": {"kv_cache": "4 GiB"}}
+    result = planned("glm-5.2", 4096, device=device)
+    assert result.totals[0].limit is None
+    assert result.largest_batch is not None
+    assert planned("glm-5.2", 4096, result.largest_batch, device=device).fits
+    assert not planned("glm-5.2", 4096, result.largest_batch + 1, device=device).fits
 
 
 def test_a_share_needs_a_capacity() -> None:

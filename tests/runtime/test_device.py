@@ -223,3 +223,21 @@ def test_a_callers_stream_is_taken_as_a_handle_or_by_the_protocol(
         taken.synchronize()
         taken.close()
     stream.synchronize()  # its owner's, and still open
+
+
+def test_a_slot_is_not_written_before_its_last_copy_has_run(
+    request: pytest.FixtureRequest, device: Device, stream: Stream
+) -> None:
+    if request.config.getoption("--fake-driver"):
+        request.getfixturevalue("fake_driver").set_lazy(True)
+    governor = MemoryGovernor()
+    pinned = LeasedAllocator(PinnedAllocator(device, [stream]), governor)
+    ring = StagingRing(device, pinned, slot_nbytes=16, num_slots=2)
+    source = np.arange(250, dtype=np.uint8)
+    target = np.zeros_like(source)
+    memory = LeasedAllocator(DeviceAllocator(device, [stream]), governor)
+    with memory.allocate(source.nbytes, role=Role.WORKSPACE, holder="test") as buffer:
+        ring.upload(buffer.pointer, source, stream=stream)
+        ring.download(target, buffer.pointer, stream=stream)
+    ring.close()
+    assert (target == source).all()

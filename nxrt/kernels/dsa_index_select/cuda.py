@@ -143,7 +143,9 @@ class DsaIndexSelect(Kernel[Stream]):
         self._last: _Launches | None = None
         unit = compile_unit(dtype)
         with ExitStack() as undo:
-            self._module = context.load(unit.path, defines=unit.defines, flags=unit.flags)
+            self._module = context.load(
+                unit.path, defines=unit.defines, flags=unit.flags, artefact=unit.artefact
+            )
             undo.callback(self._module.close)
             self._score = self._module.function("dsa_index_select_score")
             self._select = self._module.function("dsa_index_select_select")

@@ -6,12 +6,12 @@ hangs or crashes on a damaged cubin.
 """
 
 import logging
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nxrt.locks import new_lock
 from nxrt.runtime.compilation.cache_entry import (
     MAX_ENTRY_NBYTES,
     Entry,
@@ -107,7 +107,7 @@ class CompileCache:
         self._lock_timeout_s = lock_timeout_s
         self._turns = KeyTurns()
         self._codes: dict[str, bytes] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._counts = dict.fromkeys(CacheStats.__dataclass_fields__, 0)
         self._has_warned = False
         self._is_tidied = False

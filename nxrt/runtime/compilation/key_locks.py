@@ -10,6 +10,8 @@ from weakref import WeakValueDictionary
 
 from filelock import FileLock, Timeout
 
+from nxrt.locks import new_lock
+
 _POLL_S = 0.02
 
 
@@ -17,7 +19,7 @@ class KeyTurns:
     """Give each key a lock, which lives for as long as a with-block holds on to it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     def turn(self, key: str) -> threading.Lock:
@@ -25,7 +27,7 @@ class KeyTurns:
         with self._lock:
             turn = self._turns.get(key)
             if turn is None:
-                turn = self._turns[key] = threading.Lock()
+                turn = self._turns[key] = new_lock()
             return turn
 
     def __len__(self) -> int:
