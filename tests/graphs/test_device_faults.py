@@ -214,3 +214,13 @@ def test_what_a_reporting_session_pays_is_charged_and_goes_back(rig: Rig) -> Non
     with rig.session(GATHERING, INPUTS):
         assert latch_nbytes(rig) > 0
     assert latch_nbytes(rig) == before == 0
+
+
+def test_a_fault_that_nobody_read_is_told_at_the_close(rig: Rig) -> None:
+    session = rig.session(GATHERING, INPUTS)
+    binding = session.bind({"N": 3})
+    binding.write("x", floats(NUM_X))
+    aim(binding, BELOW)
+    session.run(binding)
+    assert fault_of(session.close).node == "gather i"
+    session.close()
