@@ -37,7 +37,7 @@ _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 Height = Callable[[float], float]
 """Where a number of bytes is drawn."""
 
-_HALO = f' stroke="{GROUND}" stroke-width="4" stroke-linejoin="round" paint-order="stroke"'
+_HALO = f' stroke="{GROUND}" stroke-width="4" stroke-linejoin="round" aria-hidden="true"'
 
 
 def chart(
@@ -218,7 +218,9 @@ def _peak(peak: Moment, scale: TimeScale, y: float) -> Iterator[str]:
     label = f"peak {size_text(peak.used)} at {length_text(peak.time_s - scale.begin_s)}"
     at = x - 2 if is_right else x + 2
     anchor = "end" if is_right else "start"
-    yield text(at, y - 10, label, size=12, weight="bold", anchor=anchor, extra=_HALO)
+    # Drawn below the letters, not by paint-order, which some readers of SVG do not know.
+    yield text(at, y - 10, label, color=GROUND, size=12, weight="bold", anchor=anchor, extra=_HALO)
+    yield text(at, y - 10, label, size=12, weight="bold", anchor=anchor)
     yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{INK}" stroke="{GROUND}"/>'
 
 

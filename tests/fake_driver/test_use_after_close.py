@@ -14,7 +14,9 @@ from nxrt import ClosedError, MemoryGovernor, Role
 from nxrt.memory.allocator import LeasedAllocator
 from nxrt.providers.cuda_session import CudaProviderSession
 from nxrt.runtime.device import Device
+from nxrt.runtime.device_memory import PinnedAllocator
 from nxrt.runtime.module import LaunchConfig, launch
+from nxrt.runtime.staging import StagingRing
 from nxrt.runtime.stream import Event, Stream
 from nxrt.runtime.workspace import Workspace
 from tests.helpers.cuda_toys import SOURCE, ToyStandIns
@@ -136,7 +138,9 @@ def a_provider(subject: Subject) -> tuple[Any, Uses]:
 
 def a_staging_ring(subject: Subject) -> tuple[Any, Uses]:
     backend = backend_of(subject)
-    ring, array = backend._staging, np.zeros(4, np.uint8)
+    pinned = PinnedAllocator(backend.stream.device, [backend.stream])
+    allocator = LeasedAllocator(pinned, MemoryGovernor())
+    ring, array = StagingRing(backend.stream.device, allocator), np.zeros(4, np.uint8)
     return ring, [
         lambda: ring.upload(1, array, stream=backend.stream),
         lambda: ring.download(array, 1, stream=backend.stream),
