@@ -1,7 +1,5 @@
 """Devices, streams, events, memory, modules and staging on a real device."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -19,33 +17,14 @@ from nxrt.memory.allocator import LeasedAllocator
 from nxrt.memory.tier import PINNED
 from nxrt.runtime import driver
 from nxrt.runtime.capture import capture
-from nxrt.runtime.compilation.compiler import CompileOptions, Compiler
-from nxrt.runtime.compilation.source import KernelSource
 from nxrt.runtime.device import Device
 from nxrt.runtime.device_memory import DeviceAllocator, PinnedAllocator, copy_to_host, fill_bytes
 from nxrt.runtime.module import KernelArguments, LaunchConfig, Module, launch
 from nxrt.runtime.staging import StagingRing
 from nxrt.runtime.stream import ForeignStream, Stream
+from tests.helpers.modules import compiled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.fake]
-
-
-@pytest.fixture
-def device() -> Iterator[Device]:
-    opened = Device(0)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def stream(device: Device) -> Iterator[Stream]:
-    with Stream(device) as opened:
-        yield opened
-
-
-def compiled(device: Device, text: str) -> Module:
-    options = CompileOptions(device.capabilities.arch)
-    return Module(device, Compiler().compile(KernelSource("test.cu", text), options).cubin)
 
 
 def test_capabilities_are_read(device: Device) -> None:

@@ -1,7 +1,6 @@
 """What only a real device shows: time that passes there, and what its compiled code is."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,6 +12,7 @@ from nxrt.runtime.device import Device
 from nxrt.runtime.device_memory import DeviceAllocator
 from nxrt.runtime.module import KernelArguments, LaunchConfig, Module, launch
 from nxrt.runtime.stream import Event, Stream
+from tests.helpers.modules import compiled
 
 pytestmark = pytest.mark.gpu
 
@@ -23,24 +23,6 @@ extern "C" __global__ void spin_then_write(unsigned char* out, unsigned long lon
     *out = 7;
 }
 """
-
-
-@pytest.fixture
-def device() -> Iterator[Device]:
-    opened = Device(0)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def stream(device: Device) -> Iterator[Stream]:
-    with Stream(device) as opened:
-        yield opened
-
-
-def compiled(device: Device, text: str) -> Module:
-    options = CompileOptions(device.capabilities.arch)
-    return Module(device, Compiler().compile(KernelSource("test.cu", text), options).cubin)
 
 
 def spin(module: Module, pointer: int, stream: Stream) -> None:
