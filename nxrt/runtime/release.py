@@ -6,10 +6,11 @@ refused, is kept and tried again. On a lost device the driver is not asked: what
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nxrt.errors import NxrtError
+from nxrt.errors import ClosedError, NxrtError
 from nxrt.locks import new_lock, new_rlock
 from nxrt.runtime import driver
 from nxrt.runtime.recording import is_recording, when_recorded
@@ -151,7 +152,8 @@ class ReleaseQueue:
         try:
             for release in releases:
                 for fence in tuple(release.fences):
-                    fence.synchronize()
+                    with suppress(ClosedError):  # by a thread that has settled the release
+                        fence.synchronize()
         finally:
             self.poll()
         return sum(release.is_settled for release in releases)

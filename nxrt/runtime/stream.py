@@ -205,6 +205,7 @@ class Event:
         flags = kinds.CU_EVENT_DEFAULT if is_timed else kinds.CU_EVENT_DISABLE_TIMING
         self._event = device.create(driver.api.cuEventCreate, flags)
         self._is_closed = False
+        self._inside = Inside()
 
     @property
     def handle(self) -> driver.Handle:
@@ -215,7 +216,8 @@ class Event:
 
     def record(self, stream: Stream) -> None:
         """Mark the point after everything enqueued on the stream so far."""
-        stream.call(driver.api.cuEventRecord, self.handle, stream.handle)
+        with self._inside:
+            stream.call(driver.api.cuEventRecord, self.handle, stream.handle)
 
     def is_reached(self) -> bool:
         """Say, without waiting, whether the stream has passed the marked point.
@@ -226,7 +228,8 @@ class Event:
         """
         refuse_recording("an event was queried")
         try:
-            self.device.call(driver.api.cuEventQuery, self.handle)
+            with self._inside:
+                self.device.call(driver.api.cuEventQuery, self.handle)
         except DriverError as error:
             if error.code == _NOT_READY:
                 return False
@@ -241,7 +244,8 @@ class Event:
             CaptureError: this thread records a graph.
         """
         refuse_recording("an event was waited for")
-        self.device.call(driver.api.cuEventSynchronize, self.handle)
+        with self._inside:
+            self.device.call(driver.api.cuEventSynchronize, self.handle)
 
     def elapsed_us(self, since: "Event") -> float:
         """Return the microseconds of device time between two timed, reached events."""
@@ -249,7 +253,8 @@ class Event:
         return float(self.device.call(function, since.handle, self.handle)) * 1e3
 
     def close(self) -> None:
-        """Destroy the event; a second call does nothing."""
+        """Destroy the event; a second call does nothing. Waits for calls of other threads."""
         if not self._is_closed:
             self._is_closed = True
-            self.device.releases.submit(driver.api.cuEventDestroy, self._event)
+            if self._inside.wait_until_empty():
+                self.device.releases.submit(driver.api.cuEventDestroy, self._event)

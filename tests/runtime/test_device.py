@@ -1,5 +1,8 @@
 """Devices, streams, events, memory, modules and staging on a real device."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -220,3 +223,38 @@ def test_a_slot_is_not_written_before_its_last_copy_has_run(
         ring.download(target, buffer.pointer, stream=stream)
     ring.close()
     assert (target == source).all()
+
+
+def test_an_event_is_not_destroyed_under_a_call(stream: Stream) -> None:
+    event = stream.fence()
+    has_entered, has_left = threading.Event(), threading.Event()
+
+    def use() -> None:
+        with event._inside:
+            has_entered.set()
+            while not event._is_closed:
+                pass
+            has_left.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        used = pool.submit(use)
+        has_entered.wait()
+        event.close()
+        assert has_left.is_set()
+        used.result()
+
+
+def test_many_threads_drain_and_poll_at_once(device: Device, stream: Stream) -> None:
+    governor = MemoryGovernor()
+    allocator = LeasedAllocator(DeviceAllocator(device, [stream]), governor)
+
+    def work() -> None:
+        for index in range(100):
+            allocator.allocate(64, role=Role.WORKSPACE, holder="test").close()
+            (device.releases.drain if index % 2 else device.releases.poll)()
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work) for _ in range(8)]:
+            done.result()
+    device.releases.drain()
+    assert governor.usage(device_tier(0)).used == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nxrt import DriverError
+from nxrt import ClosedError, DriverError
 from nxrt.runtime.recording import while_recording
 from nxrt.runtime.release import ReleaseQueue
 
@@ -114,6 +114,19 @@ def test_draining_counts_what_another_thread_settles_meanwhile(queue: ReleaseQue
         assert queue.poll() == 1
         stream.may_wait.set()
         assert drained.result() == 1
+
+
+def test_draining_goes_on_where_another_thread_has_given_a_fence_back(queue: ReleaseQueue) -> None:
+    log: list[str] = []
+
+    class GivenBack(FakeStream):
+        def synchronize(self) -> None:
+            self.reached = True
+            raise ClosedError("event")
+
+    submit(queue, log, "a", GivenBack())
+    submit(queue, log, "b", FakeStream())
+    assert queue.drain() == 2
 
 
 def test_a_refused_release_is_tried_again(device: FakeDevice, queue: ReleaseQueue) -> None:
