@@ -2,7 +2,9 @@
 
 Python may raise it between a driver call and the name that its result is given, so that the object
 made or released at that moment can be lost. It must never be released twice, the books must never
-say less than what is taken, and no lock or recording may be left behind.
+say less than what is taken, and no lock or recording may be left behind. The mark that a thread is
+inside a call can be left too: closing then waits its time (30 s; the child shortens it), says so,
+and loses that object.
 """
 
 import json
@@ -30,7 +32,8 @@ NBYTES = ("device_nbytes", "pinned_nbytes")
 @pytest.mark.parametrize("work", WORKS)
 def test_session_goes_on_after_interrupts(child_cache_dir: Path, work: str) -> None:
     ended = run_child("interrupted", child_cache_dir, work, NUM_INTERRUPTS, SEED)
-    assert (ended.code, ended.err) == (0, "")
+    unexpected = [line for line in ended.err.splitlines() if "a call did not return" not in line]
+    assert (ended.code, unexpected) == (0, [])
     report: dict[str, Any] = json.loads(ended.out)
     assert report["faults"] == []
     assert report["num_interrupts"] > NUM_INTERRUPTS // 2
