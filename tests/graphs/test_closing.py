@@ -13,18 +13,15 @@ import pytest
 from nxrt import (
     Binding,
     ClosedError,
-    DriverError,
     DType,
     ForeignStorage,
     PluginError,
     Session,
     TensorView,
-    select_provider,
 )
 from nxrt.memory.tier import Role
 from nxrt.runtime import inside
 from nxrt.runtime.capture import CapturedGraph
-from tests.helpers.fake_driver import FakeDriver
 from tests.helpers.graph_rig import SUMMED, Rig, backend_of, bound, floats
 
 pytestmark = [pytest.mark.gpu, pytest.mark.fake]
@@ -212,20 +209,6 @@ def test_a_workspace_is_kept_by_graphs_even_where_the_kernel_forgets_to_name_it(
         graph.close()
 
 
-@pytest.mark.parametrize("code", [2, 46, 101])
-def test_auto_takes_the_cpu_where_the_device_cannot_be_used(
-    request: pytest.FixtureRequest, code: int
-) -> None:
-    if not request.config.getoption("--fake-driver"):
-        return  # a card cannot be made to refuse
-    fake: FakeDriver = request.getfixturevalue("fake_driver")
-    fake.fail("cuDevicePrimaryCtxRetain", code=code)
-    choice = select_provider("auto")
-    with choice.provider as provider:
-        assert provider.name == "cpu"
-        assert "cannot be used" in choice.reason
-
-
 def close_beside(stream: Any, call: Callable[[], object]) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(call)
@@ -250,25 +233,6 @@ def test_a_stream_is_not_destroyed_under_a_call(rig: Rig) -> None:
         assert entered
         with pytest.raises(ClosedError, match="stream"):
             stream.synchronize()
-
-
-def test_a_failure_names_what_was_enqueued_since_the_last_wait(
-    request: pytest.FixtureRequest, rig: Rig
-) -> None:
-    if not request.config.getoption("--fake-driver"):
-        return  # a card would not survive it
-    with rig.session() as session:
-        binding = bound(session, 8)
-        for _ in range(3):
-            session.run(binding)
-        session.synchronize()
-        session.run(binding)
-        assert rig.fake is not None
-        rig.fake.lose_contexts(719)
-        with pytest.raises(DriverError) as failure:
-            session.synchronize()
-    (note,) = failure.value.__notes__
-    assert note.endswith(": ['scale']")
 
 
 @pytest.mark.parametrize("use", ["read", "write"])

@@ -73,38 +73,6 @@ def test_a_budget_without_room_for_graphs_runs_eagerly_and_records_nothing(rig: 
             assert rig.fake.calls("cuStreamBeginCapture") == 0
 
 
-def test_a_device_without_room_for_a_graph_runs_eagerly(rig: Rig) -> None:
-    if rig.fake is None:
-        return  # a card cannot be made to refuse just that
-    with rig.session() as session, bound(session, 8) as binding:
-        session.run(binding)
-        rig.fake.fail_always("cuGraphInstantiate", code=2)
-        session.step(binding)
-        assert session.step_stats.eager == 1
-        rig.fake.clear_faults()
-        session.step(binding)
-        assert session.step_stats.captures == 1
-        assert (binding.read("y") == 2 * floats(8)).all()
-
-
-def test_closing_many_bindings_asks_the_driver_little(rig: Rig) -> None:
-    if rig.fake is None:
-        return  # nothing counts the calls of a card
-    with rig.session() as session:
-        bindings = [bound(session, 8) for _ in range(100)]
-        session.synchronize()
-        rig.fake.set_lazy(True)
-        for binding in bindings:
-            session.run(binding)
-        before = rig.fake.calls("cuEventQuery")
-        for binding in bindings:
-            binding.close()
-        assert rig.fake.calls("cuEventQuery") - before <= 2 * 2 * len(bindings)
-        assert rig.used == 100 * 2 * 32
-        session.synchronize()
-        assert rig.used == 0
-
-
 def test_settings_that_are_refused_leave_no_context_behind(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
