@@ -82,7 +82,8 @@ def test_cold_processes_and_threads_share_what_nvrtc_made(tmp_path: Path) -> Non
     crowd = Crowd(tmp_path / "cache", kernels, 8, 8, is_nvrtc=True)
     kill_at_random(crowd, random.Random(3))
     assert crowd.run() == [0] * 8
-    assert len(crowd.compiled()) <= 4
+    # Whoever is killed may have been at all of them at once, a thread each.
+    assert len(crowd.compiled()) <= 2 * len(kernels)
     assert len(check_entries(CacheFolder(crowd.folder))) == 3
     assert problems(crowd.folder) == []
 
