@@ -13,12 +13,14 @@ import pytest
 from nxrt.providers.cpu import CpuProvider
 from nxrt.providers.cuda import CudaProvider
 from nxrt.runtime import driver
+from tests.helpers.emulated import NUM_ORDERS
 from tests.helpers.fake_driver import FakeDriver, build, load
 from tests.helpers.fake_kernels import register_all
-from tests.helpers.targets import Target
+from tests.helpers.targets import MAX_REPEATS, Target
 
 IS_CUDA_REQUIRED = os.environ.get("NXRT_REQUIRE_CUDA") == "1"
 FAKE = pytest.StashKey[FakeDriver]()
+ON_CUDA = [pytest.mark.gpu, pytest.mark.fake(is_quick_only=True)]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,7 +50,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     has_device = not is_double and (IS_CUDA_REQUIRED or driver.probe().is_available)
 
     def runs(item: pytest.Item) -> bool:
-        is_for_double = item.get_closest_marker("fake") is not None
+        fake = item.get_closest_marker("fake")
+        if is_double and fake is not None and fake.kwargs.get("is_quick_only", False):
+            return item.get_closest_marker("slow") is None
+        is_for_double = fake is not None
         if is_double or not is_for_double:
             return is_for_double == is_double
         return has_device and item.get_closest_marker("gpu") is not None
@@ -112,13 +117,17 @@ def cuda_provider(cache_dir: Path) -> Iterator[CudaProvider]:
 @pytest.fixture(
     params=[
         "cpu-eager",
-        pytest.param("cuda-eager", marks=pytest.mark.gpu),
-        pytest.param("cuda-captured", marks=pytest.mark.gpu),
+        pytest.param("cuda-eager", marks=ON_CUDA),
+        pytest.param("cuda-captured", marks=ON_CUDA),
     ]
 )
 def target(request: pytest.FixtureRequest, _require_device: None) -> Target:
-    """Run a test on the CPU, and on CUDA both eagerly and from a captured graph."""
+    """Run a test on the CPU, and on CUDA both eagerly and from a captured graph.
+
+    The double runs the kernels' own sources on the host: what is not slow, in each order of turns.
+    """
     name, mode = request.param.split("-")
     if name == "cpu":
         return Target(CpuProvider(), mode)
-    return Target(request.getfixturevalue("cuda_provider"), mode)
+    max_repeats = NUM_ORDERS if FAKE in request.config.stash else MAX_REPEATS
+    return Target(request.getfixturevalue("cuda_provider"), mode, max_repeats)

@@ -254,7 +254,8 @@ void close_memory(const struct context *context);
 
 /* ---- module.c, launch.c and kernels.c */
 
-typedef int (*stand_in)(void **params, const u32 *grid, const u32 *block);
+typedef int (*stand_in)(void **params, const u32 *grid, const u32 *block,
+                        u32 shared_nbytes);
 
 struct param {
     u32 offset, nbytes;

@@ -42,9 +42,9 @@ static u32 *words(void *param, size_t count)
 }
 
 /* fake_increment(u32 *target) */
-static int increment(void **params, const u32 *grid, const u32 *block)
+static int increment(void **params, const u32 *grid, const u32 *block, u32 shared_nbytes)
 {
-    (void)grid, (void)block;
+    (void)grid, (void)block, (void)shared_nbytes;
     u32 *target = words(params[0], 1);
     if (target == NULL) return ILLEGAL_ADDRESS;
     ++*target;
@@ -52,9 +52,9 @@ static int increment(void **params, const u32 *grid, const u32 *block)
 }
 
 /* fake_add(u32 *target, u32 value) */
-static int add(void **params, const u32 *grid, const u32 *block)
+static int add(void **params, const u32 *grid, const u32 *block, u32 shared_nbytes)
 {
-    (void)grid, (void)block;
+    (void)grid, (void)block, (void)shared_nbytes;
     u32 *target = words(params[0], 1);
     if (target == NULL) return ILLEGAL_ADDRESS;
     *target += *(const u32 *)params[1];
@@ -62,8 +62,9 @@ static int add(void **params, const u32 *grid, const u32 *block)
 }
 
 /* fake_count(u32 *target): adds the number of threads */
-static int count(void **params, const u32 *grid, const u32 *block)
+static int count(void **params, const u32 *grid, const u32 *block, u32 shared_nbytes)
 {
+    (void)shared_nbytes;
     u32 *target = words(params[0], 1);
     if (target == NULL) return ILLEGAL_ADDRESS;
     *target += grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2];
@@ -71,16 +72,16 @@ static int count(void **params, const u32 *grid, const u32 *block)
 }
 
 /* fake_spin(u64 num_cycles): on a device it takes time; here lazy work does that */
-static int spin(void **params, const u32 *grid, const u32 *block)
+static int spin(void **params, const u32 *grid, const u32 *block, u32 shared_nbytes)
 {
-    (void)params, (void)grid, (void)block;
+    (void)params, (void)grid, (void)block, (void)shared_nbytes;
     return OK;
 }
 
 /* fake_fault(i32 code) */
-static int fault(void **params, const u32 *grid, const u32 *block)
+static int fault(void **params, const u32 *grid, const u32 *block, u32 shared_nbytes)
 {
-    (void)grid, (void)block;
+    (void)grid, (void)block, (void)shared_nbytes;
     return *(const int *)params[0];
 }
 

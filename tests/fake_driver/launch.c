@@ -127,7 +127,7 @@ CUresult run_launch(const struct launch *launch)
     running_module = function->module; /* unloading waits for this stream */
     is_in_kernel = true;
     drop_lock();
-    const CUresult code = run(launch->params, launch->grid, launch->block);
+    const CUresult code = run(launch->params, launch->grid, launch->block, launch->shared_nbytes);
     take_lock();
     is_in_kernel = false;
     return code;

@@ -1,6 +1,6 @@
 """The test double of the CUDA driver: build it, load it in the driver's place, control it.
 
-What the double does is in tests/fake_driver; the stand-ins for nxrt's kernels are in fake_kernels.
+What the double does is in tests/fake_driver; nxrt's kernels run there by fake_kernels.
 """
 
 import ctypes
@@ -25,6 +25,7 @@ _FLAGS = (
     f" -Wl,-soname,{SONAME}"
 ).split()
 
+OK = 0
 ILLEGAL_ADDRESS = 700
 LAUNCH_FAILED = 719
 
@@ -32,11 +33,15 @@ Shape3: TypeAlias = tuple[int, int, int]
 StandIn: TypeAlias = Callable[..., int | None]
 """Called with the parameters' values, then grid and block; returns a fault's code or nothing."""
 
+Launcher: TypeAlias = Callable[[Any, Any, Any, int], int]
+"""Called with a launch's own parameters, grid, block and shared bytes; returns a CUresult."""
+
 _STAND_IN = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.POINTER(ctypes.c_void_p),
     ctypes.POINTER(ctypes.c_uint),
     ctypes.POINTER(ctypes.c_uint),
+    ctypes.c_uint,
 )
 
 
@@ -273,10 +278,21 @@ class FakeDriver:
                 What it raises becomes a fault of the launch, and is raised again by `check`.
         """
 
-        def enter(params: Any, grid: Any, block: Any) -> int:
+        def launch(params: Any, grid: Any, block: Any, _shared_nbytes: int) -> int:
+            values = [value_of(params[i], letter) for i, letter in enumerate(letters)]
+            return run(*values, (*grid[:3],), (*block[:3],)) or OK
+
+        self.register_launcher(name, letters, launch)
+
+    def register_launcher(self, name: str, letters: str, launch: Launcher) -> None:
+        """Let a Python function run a kernel's launches from what the driver was given.
+
+        Args: as of `register`.
+        """
+
+        def enter(params: Any, grid: Any, block: Any, shared_nbytes: int) -> int:
             try:
-                values = [_value(params[i], letter) for i, letter in enumerate(letters)]
-                return run(*values, (*grid[:3],), (*block[:3],)) or 0
+                return launch(params, grid, block, shared_nbytes)
             except IllegalAddressError:
                 return ILLEGAL_ADDRESS
             except BaseException as error:  # noqa: BLE001  (nothing may pass through C)
@@ -300,11 +316,15 @@ class FakeDriver:
         nbytes = count * kind.itemsize
         if nbytes == 0:
             return np.empty(shape, kind)
-        start, size = ctypes.c_uint64(pointer), ctypes.c_size_t(nbytes)
-        if not self._library.fake_is_range_usable(start, size):
+        if not self.is_usable(pointer, nbytes):
             raise IllegalAddressError
         buffer = (ctypes.c_uint8 * nbytes).from_address(pointer)
         return np.ctypeslib.as_array(buffer).view(kind).reshape(shape)
+
+    def is_usable(self, pointer: int, nbytes: int) -> bool:
+        """Say whether a range is inside one live block; a violation says how it is not."""
+        start, size = ctypes.c_uint64(pointer), ctypes.c_size_t(nbytes)
+        return bool(self._library.fake_is_range_usable(start, size))
 
     def running_image(self) -> bytes:
         """Return, inside a stand-in, the cubin its kernel is from."""
@@ -321,5 +341,6 @@ def _encoded(name: str | None) -> bytes | None:
     return None if name is None else name.encode()
 
 
-def _value(address: int, letter: str) -> Any:
+def value_of(address: int, letter: str) -> Any:
+    """Return a parameter of a launch, by one of `struct`'s letters."""
     return struct.unpack("<" + letter, ctypes.string_at(address, struct.calcsize(letter)))[0]

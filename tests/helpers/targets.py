@@ -37,11 +37,12 @@ class Target:
 
     provider: ExecutionProvider
     mode: str
+    max_repeats: int = MAX_REPEATS
 
     def run(self, case: IndexSelectCase, *, repeats: int = 1) -> NDArray[np.int64]:
         """Return what is selected; every repeat must give the same bytes and keep the guards."""
         governor = MemoryGovernor()
-        repeats = min(repeats, MAX_REPEATS)
+        repeats = min(repeats, self.max_repeats)
         with self.bound(case, governor) as (session, binding, guarded):
             results = [self._once(session, binding, guarded) for _ in range(repeats)]
             if self.mode == "captured" and results[0].size:

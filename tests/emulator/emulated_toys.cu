@@ -1,0 +1,75 @@
+// Kernels that are right, and kernels that are wrong in a way a device may hide.
+
+using u32 = unsigned;
+
+// target[i] = the sum of value[0..i] of a block of at most 1024 threads
+extern "C" __global__ void block_sums(const u32 *values, u32 *target) {
+    __shared__ u32 sums[1024];
+    sums[threadIdx.x] = values[threadIdx.x];
+    __syncthreads();
+    for (u32 offset = 1; offset < blockDim.x; offset <<= 1) {
+        const u32 other = threadIdx.x >= offset ? sums[threadIdx.x - offset] : 0;
+        __syncthreads();
+        sums[threadIdx.x] += other;
+        __syncthreads();
+    }
+    target[threadIdx.x] = sums[threadIdx.x];
+}
+
+// The same for two threads without the barrier that a reader needs.
+extern "C" __global__ void without_a_barrier(const u32 *values, u32 *target) {
+    __shared__ u32 staged[1024];
+    staged[threadIdx.x] = values[threadIdx.x];
+    target[threadIdx.x] = staged[(threadIdx.x + 32) % blockDim.x];
+}
+
+// Every block waits until all have come.
+extern "C" __global__ void meet(volatile u32 *arrived, u32 *target) {
+    __shared__ u32 number;
+    if (threadIdx.x == 0) {
+        number = atomicAdd(const_cast<u32 *>(arrived), 1u);
+        while (*arrived < gridDim.x) __nanosleep(20);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) target[blockIdx.x] = number;
+}
+
+extern "C" __global__ void wait_for_nobody(volatile u32 *arrived) {
+    while (*arrived == 0) __nanosleep(20);
+}
+
+extern "C" __global__ void two_barriers() {
+    if (threadIdx.x % 2 == 0) {
+        __syncthreads();
+    } else {
+        __syncwarp();
+    }
+}
+
+extern "C" __global__ void shuffle_with_the_ended(u32 *target) {
+    if (threadIdx.x == 5) return;
+    target[threadIdx.x] = __shfl_xor_sync(0xffffffffu, threadIdx.x, 1);
+}
+
+extern "C" __global__ void shuffle_outside_the_mask(u32 *target) {
+    if (threadIdx.x >= 16) return;
+    target[threadIdx.x] = __shfl_sync(0xffffu, threadIdx.x, 20);
+}
+
+// words = ballot, all, any, sum and maximum over a warp; then what the lane below has, and above
+extern "C" __global__ void warp_words(u32 *words, u32 *below, u32 *above) {
+    const u32 all = 0xffffffffu;
+    const u32 lane = threadIdx.x;
+    const u32 ballot = __ballot_sync(all, lane % 3 == 0);
+    const u32 is_all = __all_sync(all, lane < 32), is_any = __any_sync(all, lane == 40);
+    const u32 sum = __reduce_add_sync(all, lane), most = __reduce_max_sync(all, lane ^ 5);
+    if (lane == 7) {
+        words[0] = ballot, words[1] = is_all, words[2] = is_any, words[3] = sum, words[4] = most;
+    }
+    below[lane] = __shfl_up_sync(all, lane, 1);
+    above[lane] = __shfl_down_sync(all, lane, 4, 8);
+}
+
+extern "C" __global__ void trapped() {
+    if (threadIdx.x == 3) __trap();
+}

@@ -1,0 +1,41 @@
+// The threads of a launch as fibers of one thread of the host.
+//
+// A fiber runs until it waits: for its warp, its block, a named barrier or, in a loop over memory,
+// for another block. Whoever waits for a thread that has ended, or all for each other, ends the
+// launch with a message that says so, as a hang on a device would not.
+#pragma once
+
+namespace emulated {
+
+struct Index {
+    unsigned x, y, z;
+};
+
+extern Index thread_idx, block_idx, block_dim, grid_dim;
+
+using Body = void (*)(void **params);
+
+// Run a kernel. `order` is how warps, lanes and blocks take turns: 0 ascending, 1 descending, else
+// the seed of a shuffle. Returns NULL or what went wrong, for the caller to read at once.
+const char *launch(Body body, void **params, Index grid, Index block, unsigned shared_nbytes,
+                   unsigned order);
+
+int lane_idx();
+unsigned char *dynamic_shared();
+
+// Wait for the block, or at barrier `id` from 1 for `num_threads`; returns the sum of the values.
+unsigned sync_block(int id, unsigned value, unsigned num_threads = 0);
+// Come to barrier `id` without waiting there.
+void arrive(int id, unsigned num_threads);
+
+void sync_warp(unsigned mask);
+// Lay a word open to the lanes of a mask and wait for theirs; valid until the next sync_warp.
+const unsigned long long *offer(unsigned mask, unsigned long long word);
+unsigned long long exchange(unsigned mask, unsigned long long word, int source_lane);
+
+// Let others run: what this thread waits for is not there yet.
+void spin();
+
+[[noreturn]] void fail(const char *message);
+
+}  // namespace emulated
