@@ -69,6 +69,8 @@ inline float emulated_up(double value) {
     const float near = static_cast<float>(value);
     return near < value ? std::nextafter(near, INFINITY) : near;
 }
+inline float emulated_down(double value) { return -emulated_up(-value); }
+inline float __fadd_rd(float a, float b) { return emulated_down(double(a) + double(b)); }
 inline float __fadd_ru(float a, float b) { return emulated_up(double(a) + double(b)); }
 inline float __fmul_ru(float a, float b) { return emulated_up(double(a) * double(b)); }
 inline float __fsqrt_ru(float a) { return emulated_up(std::sqrt(double(a))); }
