@@ -65,7 +65,7 @@ __device__ __forceinline__ Shared lay_out(u32 H, u32 capacity, float scale) {
     row.chunks = reinterpret_cast<uint4*>(take(next, row.H16 * D * 2));
     row.staged = reinterpret_cast<uint4*>(take(next, WARPS * EXACT_KEYS * D * 2));
     row.weights = reinterpret_cast<float*>(take(next, row.H16 * 4));
-    row.sums = reinterpret_cast<float*>(take(next, (row.H16 > D ? row.H16 : D) * 4));
+    row.sums = reinterpret_cast<float*>(take(next, THREADS * CHUNK * 4));
     row.terms = reinterpret_cast<float*>(take(next, WARPS * EXACT_KEYS * WARP_SIZE * 4));
     shared.state = reinterpret_cast<SelectState*>(take(next, sizeof(SelectState)));
     shared.stages = reinterpret_cast<uint4*>(take(next, NUM_STAGES * STAGE_CHUNKS * 16));
@@ -125,15 +125,18 @@ __device__ __forceinline__ void copy_tile(const Shared& shared, const Problem& p
     commit_copies();
 }
 
+__device__ __forceinline__ void start_copies(const Shared& shared, const Problem& problem) {
+    for (u32 stage = 0; stage < NUM_STAGES; ++stage) {
+        copy_tile(shared, problem, static_cast<u64>(problem.begin) + stage * TILE, stage);
+    }
+}
+
 // Collect the block's candidates by their bounds; return how many, or NOT_COLLECTED where bounds do
-// not thin out the keys enough.
+// not thin out the keys enough. After start_copies.
 __device__ __forceinline__ u32 collect(const Shared& shared, const Problem& problem) {
     u64 threshold = 0;
     u32 n = 0;
     bool has_room = true;
-    for (u32 stage = 0; stage < NUM_STAGES; ++stage) {
-        copy_tile(shared, problem, static_cast<u64>(problem.begin) + stage * TILE, stage);
-    }
     u32 stage = 0;
     for (u64 begin = problem.begin; begin < problem.end && has_room; begin += TILE) {
         const u64 place = begin + threadIdx.x;
@@ -357,7 +360,10 @@ __device__ __forceinline__ u32 settle(const Shared& shared, const Problem& probl
         u32 position[EXACT_KEYS] = {};
         const u32 left = num_doubtful - begin;
         const u32 count = left < EXACT_KEYS ? left : EXACT_KEYS;
-        for (u32 i = 0; i < count; ++i) position[i] = all.position[shared.doubtful[begin + i]];
+#pragma unroll
+        for (u32 i = 0; i < EXACT_KEYS; ++i) {
+            if (i < count) position[i] = all.position[shared.doubtful[begin + i]];
+        }
         const float score = exact_scores(shared.row, problem.key, problem.bias, position, count);
         if (lane_idx < count) {
             const u32 i = shared.doubtful[begin + lane_idx];
@@ -440,9 +446,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                             u64 capacity, u64 list_length, float scale, float weights_scale) {
     Shared shared = lay_out(static_cast<u32>(H), static_cast<u32>(capacity), scale);
     for (u64 index = blockIdx.y; index < num_rows; index += gridDim.y) {
-        load_query(shared.row, query + index * H * D, weights + index * H, weights_scale);
-        __syncthreads();
-        shared.row.radius = radius_of(shared.row);
         Problem problem;
         problem.key = key + index / S * T * D;
         problem.bias = bias + index * T;
@@ -452,6 +455,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         problem.end = static_cast<u32>(begin + keys_per_block < T ? begin + keys_per_block : T);
         problem.top_k = static_cast<u32>(top_k);
         problem.capacity = static_cast<u32>(capacity);
+        start_copies(shared, problem);  // they are under way while the radius is found
+        load_query(shared.row, query + index * H * D, weights + index * H, weights_scale);
+        __syncthreads();
+        shared.row.radius = radius_of(shared.row);
         const u32 length = static_cast<u32>(list_length);
         Group group{control + index, {lists + index * 3 * length, length}, 0};
         select_row(shared, problem, group, selected + index * top_k);

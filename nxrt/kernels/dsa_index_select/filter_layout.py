@@ -18,6 +18,7 @@ _NUM_WARPS = 8
 _WARP_SIZE = 32
 _NUM_STAGES = 2
 _EXACT_KEYS = 4
+_CHUNK = 8
 _HEAD_TILE = 16
 _HEAD_STEP = 8
 _NUM_BINS = 2048
@@ -116,7 +117,7 @@ def _fixed_nbytes(shape: Shape) -> int:
         heads * shape.D * 2,
         _NUM_WARPS * _EXACT_KEYS * shape.D * 2,
         heads * _WORD,
-        max(heads, shape.D) * _WORD,
+        NUM_THREADS * _CHUNK * _WORD,
         _NUM_WARPS * _EXACT_KEYS * _WARP_SIZE * _WORD,
         _SELECT_STATE_NBYTES,
         _NUM_STAGES * TILE * shape.D * 2,

@@ -35,7 +35,7 @@ struct Radius {
 struct QueryRow {
     uint4* chunks;   // [H16][CHUNKS], chunk c of head h at c ^ twist(h); zero from H on
     float* weights;  // [H16], w * weights_scale; zero from H on
-    float* sums;     // [max(D, H16)], scratch of the radius
+    float* sums;     // [THREADS][CHUNK], scratch of the radius
     uint4* staged;   // [WARPS][EXACT_KEYS][CHUNKS], keys that are scored exactly
     float* terms;    // [WARPS][EXACT_KEYS][WARP_SIZE]
     u32 H;
@@ -68,72 +68,99 @@ __device__ __forceinline__ void load_query(const QueryRow& row, const Stored* qu
     }
 }
 
-__device__ __forceinline__ float value_at(const QueryRow& row, u32 h, u32 d) {
-    const Stored* chunk = reinterpret_cast<const Stored*>(&chunk_of(row, h, d / CHUNK));
-    return Input::widen(chunk[d % CHUNK]);
-}
-
-// The norm of n values in row.sums, rounded up, in every thread. NaN and infinity stay.
-__device__ __forceinline__ float norm_of_sums(const QueryRow& row, u32 n) {
-    float sum = 0.0f;
-    for (u32 i = 0; i < n; ++i) sum = __fmaf_ru(row.sums[i], row.sums[i], sum);
-    return __fsqrt_ru(sum);
-}
-
-__device__ __forceinline__ float largest_of_sums(const QueryRow& row, u32 n) {
-    float largest = 0.0f;
-    for (u32 i = 0; i < n; ++i) {
-        // A NaN must win, which fmaxf would drop.
-        if (!(row.sums[i] <= largest)) largest = row.sums[i];
+// Combine a value of every thread; all threads call and get the result. Three barriers.
+template <class Combine>
+__device__ __forceinline__ float combine_block(float* scratch, float value, Combine combine) {
+#pragma unroll
+    for (u32 offset = WARP_SIZE / 2; offset > 0; offset >>= 1) {
+        value = combine(value, __shfl_xor_sync(FULL_WARP, value, offset));
     }
-    return largest;
+    __syncthreads();
+    if (threadIdx.x % WARP_SIZE == 0) scratch[threadIdx.x / WARP_SIZE] = value;
+    __syncthreads();
+    value = scratch[0];
+#pragma unroll
+    for (u32 warp = 1; warp < WARPS; ++warp) value = combine(value, scratch[warp]);
+    __syncthreads();
+    return value;
+}
+
+__device__ __forceinline__ float add_up(float a, float b) { return __fadd_ru(a, b); }
+
+// A NaN wins, which fmaxf would drop.
+__device__ __forceinline__ float larger(float a, float b) { return a <= b ? b : a; }
+
+struct RowNorms {
+    float v;             // || sum over h of |w_h| |q_h| ||, depth by depth
+    float q;             // the largest || q_h ||
+    float total_weight;  // sum over h of |w_h|
+    bool has_small;      // a weight whose products with the scale would lose precision
+};
+
+// Thread (part, chunk) adds up 8 depths of every PARTS-th head.
+__device__ __forceinline__ RowNorms norms_of(const QueryRow& row) {
+    constexpr u32 PARTS = THREADS / CHUNKS;
+    const u32 c = threadIdx.x % CHUNKS;
+    float sums[CHUNK] = {};
+    float q = 0.0f;
+    for (u32 h = threadIdx.x / CHUNKS; h < row.H16; h += PARTS) {
+        const uint4 chunk = chunk_of(row, h, c);
+        const u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+        const float weight = fabsf(row.weights[h]);
+        float squares = 0.0f;
+#pragma unroll
+        for (u32 e = 0; e < CHUNK; ++e) {
+            const float value = half_of(words[e / 2], e % 2);
+            sums[e] = __fmaf_ru(weight, fabsf(value), sums[e]);
+            squares = __fmaf_ru(value, value, squares);
+        }
+#pragma unroll
+        for (u32 offset = CHUNKS / 2; offset > 0; offset >>= 1) {
+            squares = add_up(squares, __shfl_xor_sync(FULL_WARP, squares, offset));
+        }
+        q = larger(q, squares);
+    }
+#pragma unroll
+    for (u32 e = 0; e < CHUNK; ++e) row.sums[threadIdx.x * CHUNK + e] = sums[e];
+    __syncthreads();
+    float v = 0.0f;
+    if (threadIdx.x < D) {
+        for (u32 part = 0; part < PARTS; ++part) v = add_up(v, row.sums[part * D + threadIdx.x]);
+    }
+    __syncthreads();
+    float total_weight = 0.0f;
+    float small = 0.0f;
+    for (u32 h = threadIdx.x; h < row.H; h += THREADS) {
+        const float weight = fabsf(row.weights[h]);
+        total_weight = add_up(total_weight, weight);
+        if (weight != 0.0f && __fmul_rn(weight, row.scale) < 1.0f / LARGE) small = 1.0f;
+    }
+    RowNorms norms;
+    norms.v = __fsqrt_ru(combine_block(row.sums, __fmul_ru(v, v), add_up));
+    norms.q = __fsqrt_ru(combine_block(row.sums, q, larger));
+    norms.total_weight = combine_block(row.sums, total_weight, add_up);
+    norms.has_small = combine_block(row.sums, small, larger) != 0.0f;
+    return norms;
 }
 
 // After load_query and a barrier; all threads call and get the same.
 __device__ __forceinline__ Radius radius_of(const QueryRow& row) {
-    for (u32 d = threadIdx.x; d < D; d += THREADS) {
-        float sum = 0.0f;
-        for (u32 h = 0; h < row.H; ++h) {
-            sum = __fmaf_ru(fabsf(row.weights[h]), fabsf(value_at(row, h, d)), sum);
-        }
-        row.sums[d] = sum;
-    }
-    __syncthreads();
-    const float v = norm_of_sums(row, D);  // sum over h of |w_h| * ||q_h||, or less
-    __syncthreads();
-    for (u32 h = threadIdx.x; h < row.H16; h += THREADS) {
-        float sum = 0.0f;
-        for (u32 d = 0; d < D; ++d) {
-            const float value = value_at(row, h, d);
-            sum = __fmaf_ru(value, value, sum);
-        }
-        row.sums[h] = __fsqrt_ru(sum);
-    }
-    __syncthreads();
-    const float q = largest_of_sums(row, row.H16);
-    __syncthreads();
-    float total_weight = 0.0f;
-    bool is_safe = true;
-    for (u32 h = 0; h < row.H; ++h) {
-        const float weight = fabsf(row.weights[h]);
-        total_weight = __fadd_ru(total_weight, weight);
-        // Smaller products would lose more than one unit in the last place.
-        is_safe &= weight == 0.0f || __fmul_rn(weight, row.scale) >= 1.0f / LARGE;
-    }
-    is_safe &= total_weight < LARGE && v < LARGE && q < LARGE;
-    const float scaled_v = __fmul_ru(row.scale, v);
-    const float scaled_q = __fmul_ru(row.scale, q);
+    const RowNorms norms = norms_of(row);
+    const bool is_safe = norms.total_weight < LARGE && norms.v < LARGE && norms.q < LARGE;
+    const float scaled_v = __fmul_ru(row.scale, norms.v);
+    const float scaled_q = __fmul_ru(row.scale, norms.q);
     const float dot_units = (D * UNIT + TENSOR_ERROR) * INFLATE;
     const float units = dot_units + (2 * row.H + 8) * UNIT * INFLATE;
-    const float per_flush = (2 * D + 2) * row.scale * total_weight + total_weight + 2 * row.H + 2;
-    const float widest = fmaxf(fmaxf(q, scaled_q), fmaxf(scaled_v, 1.0f));
+    const float per_flush = (2 * D + 2) * row.scale * norms.total_weight + norms.total_weight +
+                            2 * row.H + 2;
+    const float widest = fmaxf(fmaxf(norms.q, scaled_q), fmaxf(scaled_v, 1.0f));
     Radius radius;
     radius.per_norm = __fmul_ru(scaled_v, units);
     radius.floor = per_flush * INFLATE * TINY;
-    radius.dot_per_norm = __fmul_ru(q, dot_units);
+    radius.dot_per_norm = __fmul_ru(norms.q, dot_units);
     radius.dot_floor = (2 * D + 2) * TINY;
-    radius.norm_limit = is_safe ? LARGE / widest : -1.0f;
-    radius.is_zero = v == 0.0f;
+    radius.norm_limit = is_safe && !norms.has_small ? LARGE / widest : -1.0f;
+    radius.is_zero = norms.v == 0.0f;
     return radius;
 }
 
@@ -187,5 +214,8 @@ __device__ __forceinline__ float exact_scores(const QueryRow& row, const Stored*
         __syncwarp();
     }
     if (lane_idx >= count) return 0.0f;
-    return canonicalize_nan(__fadd_rn(total, bias[position[lane_idx]]));
+    u32 own = position[0];
+#pragma unroll
+    for (u32 i = 1; i < EXACT_KEYS; ++i) own = lane_idx == i ? position[i] : own;  // in registers
+    return canonicalize_nan(__fadd_rn(total, bias[own]));
 }
