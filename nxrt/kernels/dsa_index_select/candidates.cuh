@@ -34,6 +34,8 @@ struct SelectState {
     u32 digit;
     u32 num_above;
     u32 count;
+    u32 num_contenders;
+    u32 num_inexact;
     u64 most[WARPS];
 };
 

@@ -25,7 +25,7 @@ _NUM_BINS = 2048
 _NUM_HISTOGRAMS = 3
 _MAX_GROUP = 256
 _WORD = 4
-_SELECT_STATE_NBYTES = _WORD * (_NUM_BINS + 3 * _NUM_WARPS + 3) + _WORD + 8 * _NUM_WARPS
+_SELECT_STATE_NBYTES = _WORD * (_NUM_BINS + 3 * _NUM_WARPS + 5) + _WORD + 8 * _NUM_WARPS
 _CONTROL_NBYTES = _WORD * (4 + 2 * _MAX_GROUP + _NUM_HISTOGRAMS * _NUM_BINS)
 _CANDIDATE_NBYTES = 3 * _WORD
 _SEGMENT = 16
@@ -107,7 +107,7 @@ def serves(shape: Shape, dtype: DType, limits: FilterLimits) -> bool:
 
 def _capacity(shape: Shape, limits: FilterLimits) -> int:
     left = limits.max_shared_nbytes - _fixed_nbytes(shape)
-    in_stages = _NUM_STAGES * TILE * shape.D * 2 // _WORD  # where the doubtful ones are listed
+    in_stages = _NUM_STAGES * TILE * shape.D * 2 // (2 * _WORD)  # where two lists are kept
     return max(0, min(left // _CANDIDATE_NBYTES, in_stages) // _SEGMENT * _SEGMENT)
 
 
