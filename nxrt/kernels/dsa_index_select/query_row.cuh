@@ -1,6 +1,6 @@
 // One query row in shared memory: for tensor cores, for the exact sums, and for the radius.
 //
-// docs/design/0005-certified-filter.md derives the radius; names are those used there.
+// docs/design/0004-certified-filter.md derives the radius; names are those used there.
 #pragma once
 
 #include "candidates.cuh"
