@@ -44,6 +44,7 @@ __device__ __forceinline__ Shared lay_out(u32 H, u32 capacity, float scale) {
     row.chunks = reinterpret_cast<uint4*>(take(next, row.H16 * D * 2));
     row.staged = reinterpret_cast<uint4*>(take(next, WARPS * EXACT_KEYS * D * 2));
     row.weights = reinterpret_cast<float*>(take(next, row.H16 * 4));
+    row.scaled_weights = reinterpret_cast<float*>(take(next, row.H16 * 4));
     row.sums = reinterpret_cast<float*>(take(next, THREADS * CHUNK * 4));
     row.terms = reinterpret_cast<float*>(take(next, WARPS * EXACT_KEYS * WARP_SIZE * 4));
     shared.state = reinterpret_cast<SelectState*>(take(next, sizeof(SelectState)));

@@ -117,6 +117,7 @@ def _fixed_nbytes(shape: Shape) -> int:
         heads * shape.D * 2,
         _NUM_WARPS * _EXACT_KEYS * shape.D * 2,
         heads * _WORD,
+        heads * _WORD,
         NUM_THREADS * _CHUNK * _WORD,
         _NUM_WARPS * _EXACT_KEYS * _WARP_SIZE * _WORD,
         _SELECT_STATE_NBYTES,

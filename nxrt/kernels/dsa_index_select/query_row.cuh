@@ -35,6 +35,7 @@ struct Radius {
 struct QueryRow {
     uint4* chunks;   // [H16][CHUNKS], chunk c of head h at c ^ twist(h); zero from H on
     float* weights;  // [H16], w * weights_scale; zero from H on
+    float* scaled_weights;  // [H16], the same times the scale
     float* sums;     // [THREADS][CHUNK], scratch of the radius
     uint4* staged;   // [WARPS][EXACT_KEYS][CHUNKS], keys that are scored exactly
     float* terms;    // [WARPS][EXACT_KEYS][WARP_SIZE]
@@ -64,7 +65,9 @@ __device__ __forceinline__ void load_query(const QueryRow& row, const Stored* qu
         chunk_of(row, h, i % CHUNKS) = h < row.H ? source[i] : uint4{0, 0, 0, 0};
     }
     for (u32 h = threadIdx.x; h < row.H16; h += THREADS) {
-        row.weights[h] = h < row.H ? __fmul_rn(Input::widen(weights[h]), weights_scale) : 0.0f;
+        const float weight = h < row.H ? __fmul_rn(Input::widen(weights[h]), weights_scale) : 0.0f;
+        row.weights[h] = weight;
+        row.scaled_weights[h] = __fmul_rn(weight, row.scale);
     }
 }
 
@@ -146,7 +149,9 @@ __device__ __forceinline__ RowNorms norms_of(const QueryRow& row) {
 // After load_query and a barrier; all threads call and get the same.
 __device__ __forceinline__ Radius radius_of(const QueryRow& row) {
     const RowNorms norms = norms_of(row);
-    const bool is_safe = norms.total_weight < LARGE && norms.v < LARGE && norms.q < LARGE;
+    const float scaled_weight = __fmul_ru(row.scale, norms.total_weight);
+    const bool is_safe = norms.total_weight < LARGE && scaled_weight < LARGE && norms.v < LARGE &&
+                         norms.q < LARGE;
     const float scaled_v = __fmul_ru(row.scale, norms.v);
     const float scaled_q = __fmul_ru(row.scale, norms.q);
     const float dot_units = (D * UNIT + TENSOR_ERROR) * INFLATE;

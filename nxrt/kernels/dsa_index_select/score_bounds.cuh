@@ -43,36 +43,30 @@ __device__ __forceinline__ void load_keys(KeyTile& tile, const uint4* stage) {
     }
 }
 
-__device__ __forceinline__ float add_squares(float sum, u32 word) {
-    const float low = half_of(word, 0);
-    const float high = half_of(word, 1);
-    return fmaf(high, high, fmaf(low, low, sum));
-}
-
-// Lane i returns the norm of key i, rounded up.
+// Lane i returns the norm of key i, rounded up. The products of every key with itself are on the
+// diagonal of the keys' products with each other, which tensor cores give for less than sums cost:
+// what a lane holds of 16 keys as one operand it holds of them as the other.
 __device__ __forceinline__ float norm_of_key(const KeyTile& tile) {
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
-    float sums[KEY_TILES];
+    const u32 g = lane_idx / 4;
+    const u32 r = lane_idx % 8;
+    float square = 0.0f;
 #pragma unroll
     for (u32 n = 0; n < KEY_TILES; ++n) {
-        sums[n] = 0.0f;
+        float products[4] = {};
 #pragma unroll
         for (u32 c = 0; c < QUADS; ++c) {
-            const uint4 chunk = tile.chunks[n][c];
-            sums[n] = add_squares(add_squares(sums[n], chunk.x), chunk.y);
-            sums[n] = add_squares(add_squares(sums[n], chunk.z), chunk.w);
+            const uint4 k = tile.chunks[n][c];
+            mma_m16n8k16(Input(), products, k.x, 0, k.y, 0, k.x, k.y);
+            mma_m16n8k16(Input(), products, k.z, 0, k.w, 0, k.z, k.w);
         }
-        sums[n] += __shfl_xor_sync(FULL_WARP, sums[n], 1);
-        sums[n] += __shfl_xor_sync(FULL_WARP, sums[n], 2);
+        // Lane (g, g / 2) has that of key 8n + g.
+        const float own = g % 2 == 0 ? products[0] : products[1];
+        const float of_key = __shfl_sync(FULL_WARP, own, 4 * r + r / 2);
+        if (lane_idx / 8 == n) square = of_key;
     }
-    float sum = 0.0f;
-#pragma unroll
-    for (u32 n = 0; n < KEY_TILES; ++n) {
-        const float of_tile = __shfl_sync(FULL_WARP, sums[n], lane_idx % 8 * 4);
-        if (lane_idx / 8 == n) sum = of_tile;
-    }
-    // The sum is low by less than its count of roundings, and by what underflowed.
-    return __fsqrt_ru(__fmaf_ru(sum, 1.0f + 0x1p-14f, 0x1p-140f));
+    // Low by no more than its roundings, as all terms are positive, and by what was flushed.
+    return __fsqrt_ru(__fmaf_ru(square, 1.0f + 0x1p-14f, 0x1p-118f));
 }
 
 // Reduce 8 values a lane over the 8 lanes with the same j; lane (g, j) returns value g.
@@ -114,7 +108,20 @@ __device__ __forceinline__ void multiply(const QueryRow& row, const KeyTile& til
     }
 }
 
-// Lane i returns what is known of key i.
+__device__ __forceinline__ void add_heads(const QueryRow& row, u32 h,
+                                          const float (&dots)[KEY_TILES][4], u32 first,
+                                          float (&totals)[2 * KEY_TILES],
+                                          float (&largest)[2 * KEY_TILES]) {
+    const float weight = row.scaled_weights[h];
+#pragma unroll
+    for (u32 i = 0; i < 2 * KEY_TILES; ++i) {
+        const float dot = dots[i / 2][first + i % 2];
+        totals[i] = fmaf(fmaxf(dot, 0.0f), weight, totals[i]);
+        largest[i] = fmaxf(largest[i], dot);
+    }
+}
+
+// Lane i returns what is known of key i. H is a multiple of 8.
 __device__ __forceinline__ Approximation approximate(const QueryRow& row, const KeyTile& tile) {
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
     const u32 g = lane_idx / 4;
@@ -126,17 +133,10 @@ __device__ __forceinline__ Approximation approximate(const QueryRow& row, const 
     for (u32 h_begin = 0; h_begin < row.H16; h_begin += HEAD_TILE) {
         float dots[KEY_TILES][4] = {};
         multiply(row, tile, h_begin, dots);
-        const float weight[2] = {row.weights[h_begin + g], row.weights[h_begin + g + 8]};
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-            const bool is_head = h_begin + g + 8 * half < row.H;
-#pragma unroll
-            for (u32 i = 0; i < 2 * KEY_TILES; ++i) {
-                const float dot = dots[i / 2][2 * half + i % 2];
-                const float scored = fmaxf(row.scale * dot, 0.0f);
-                totals[i] = fmaf(scored, weight[half], totals[i]);
-                largest[i] = fmaxf(largest[i], is_head ? dot : lowest);
-            }
+        add_heads(row, h_begin + g, dots, 0, totals, largest);
+        // The other half may be padding, whose dots of 0 say nothing.
+        if (h_begin + HEAD_TILE / 2 < row.H) {
+            add_heads(row, h_begin + g + 8, dots, 2, totals, largest);
         }
     }
     const float total = reduce_over_heads(totals, [](float a, float b) { return a + b; });
