@@ -75,7 +75,11 @@ inline float __fadd_ru(float a, float b) { return emulated_up(double(a) + double
 inline float __fmul_ru(float a, float b) { return emulated_up(double(a) * double(b)); }
 inline float __fsqrt_ru(float a) { return emulated_up(std::sqrt(double(a))); }
 inline float __fmaf_ru(float a, float b, float c) {
-    return emulated_up(std::nextafter(double(a) * double(b) + double(c), double(INFINITY)));
+    const double product = double(a) * double(b);  // exact
+    const double sum = product + double(c);
+    const double taken = sum - product;
+    const bool is_low = (product - (sum - taken)) + (double(c) - taken) > 0;
+    return emulated_up(is_low ? std::nextafter(sum, double(INFINITY)) : sum);
 }
 
 inline float emulated_half(unsigned short bits) {

@@ -32,6 +32,17 @@ __device__ __forceinline__ void copy_chunk(uint4* target, const uint4* source) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(source) : "memory");
 }
 
+// The same to target[index]: indices known beforehand cost no registers.
+__device__ __forceinline__ void copy_chunk(uint4* target, u32 index, const uint4* source) {
+    const u32 address = static_cast<u32>(__cvta_generic_to_shared(target)) + index * 16;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(source) : "memory");
+}
+
+// Bring the line of an address in global memory nearer; nothing waits for it.
+__device__ __forceinline__ void prefetch(const void* source) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(source));
+}
+
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Wait until no more than NUM_OPEN of this thread's groups are under way.

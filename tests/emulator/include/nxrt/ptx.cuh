@@ -46,6 +46,10 @@ inline void mma_m16n8k16(Type, float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u3
 inline void copy_chunk(uint4 *target, const uint4 *source) {
     emulated::later(target, source, sizeof *target);
 }
+inline void copy_chunk(uint4 *target, u32 index, const uint4 *source) {
+    copy_chunk(target + index, source);
+}
+inline void prefetch(const void *) {}
 inline void commit_copies() { emulated::close_group(); }
 template <u32 NUM_OPEN>
 inline void wait_for_copies() { emulated::finish_groups(NUM_OPEN); }
