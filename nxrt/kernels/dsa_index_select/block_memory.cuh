@@ -42,6 +42,7 @@ __device__ __forceinline__ Shared lay_out(u32 H, u32 capacity, float scale) {
     row.H16 = (H + HEAD_TILE - 1) / HEAD_TILE * HEAD_TILE;
     row.scale = scale;
     row.chunks = reinterpret_cast<uint4*>(take(next, row.H16 * D * 2));
+    row.fragments = reinterpret_cast<uint4*>(take(next, row.H16 * D * 2));
     row.staged = reinterpret_cast<uint4*>(take(next, WARPS * EXACT_KEYS * D * 2));
     row.weights = reinterpret_cast<float*>(take(next, row.H16 * 4));
     row.scaled_weights = reinterpret_cast<float*>(take(next, row.H16 * 4));

@@ -115,6 +115,7 @@ def _fixed_nbytes(shape: Shape) -> int:
     heads = -(-shape.H // _HEAD_TILE) * _HEAD_TILE
     segments = (
         heads * shape.D * 2,
+        heads * shape.D * 2,
         _NUM_WARPS * _EXACT_KEYS * shape.D * 2,
         heads * _WORD,
         heads * _WORD,

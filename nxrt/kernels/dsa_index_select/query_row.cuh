@@ -13,6 +13,7 @@ constexpr u32 D = NXRT_DEPTH;
 constexpr u32 CHUNK = 8;              // 16-bit values in a 16-byte load
 constexpr u32 CHUNKS = D / CHUNK;     // of a head, or of a key
 constexpr u32 HEAD_TILE = 16;
+constexpr u32 STEPS = D / 16;         // of the depth, by one matrix instruction each
 constexpr u32 EXACT_KEYS = 4;         // keys that a warp scores exactly at once
 constexpr float UNIT = 0x1p-24f;      // the largest relative error of one rounding
 constexpr float TINY = 0x1p-126f;     // the largest error of one flushed or subnormal result
@@ -34,6 +35,7 @@ struct Radius {
 
 struct QueryRow {
     uint4* chunks;   // [H16][CHUNKS], chunk c of head h at c ^ twist(h); zero from H on
+    uint4* fragments;  // [H16 / HEAD_TILE][STEPS][WARP_SIZE], as the matrix instruction takes them
     float* weights;  // [H16], w * weights_scale; zero from H on
     float* scaled_weights;  // [H16], the same times the scale
     float* sums;     // [THREADS][CHUNK], scratch of the radius
@@ -57,12 +59,31 @@ __device__ __forceinline__ float half_of(u32 word, u32 half) {
     return Input::widen(static_cast<Stored>(word >> 16 * half));
 }
 
+// Lane (g, j) has at step 2c + i the i-th halves of chunks 4c + j of heads g and g + 8, in the order of
+// the instruction's operands, so that they come to neighbouring registers.
+__device__ __forceinline__ uint4 fragment_of(const Stored* query, u32 H, u32 i) {
+    const u32 lane_idx = i % WARP_SIZE;
+    const u32 step = i / WARP_SIZE % STEPS;
+    const u32 d = (step / 2 * 4 + lane_idx % 4) * CHUNK + step % 2 * (CHUNK / 2);
+    const u32 h = i / (WARP_SIZE * STEPS) * HEAD_TILE + lane_idx / 4;
+    uint2 halves[2] = {{0, 0}, {0, 0}};
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+        if (h + 8 * half >= H) continue;
+        halves[half] = *reinterpret_cast<const uint2*>(query + (h + 8 * half) * D + d);
+    }
+    return {halves[0].x, halves[1].x, halves[0].y, halves[1].y};
+}
+
 __device__ __forceinline__ void load_query(const QueryRow& row, const Stored* query,
                                            const Stored* weights, float weights_scale) {
     const uint4* source = reinterpret_cast<const uint4*>(query);
     for (u32 i = threadIdx.x; i < row.H16 * CHUNKS; i += THREADS) {
         const u32 h = i / CHUNKS;
         chunk_of(row, h, i % CHUNKS) = h < row.H ? source[i] : uint4{0, 0, 0, 0};
+    }
+    for (u32 i = threadIdx.x; i < row.H16 / HEAD_TILE * STEPS * WARP_SIZE; i += THREADS) {
+        row.fragments[i] = fragment_of(query, row.H, i);
     }
     for (u32 h = threadIdx.x; h < row.H16; h += THREADS) {
         const float weight = h < row.H ? __fmul_rn(Input::widen(weights[h]), weights_scale) : 0.0f;

@@ -93,17 +93,21 @@ struct Approximation {
 
 __device__ __forceinline__ void multiply(const QueryRow& row, const KeyTile& tile, u32 h_begin,
                                          float (&dots)[KEY_TILES][4]) {
-    const u32 g = threadIdx.x % WARP_SIZE / 4;
-    const u32 j = threadIdx.x % 4;
+    const uint4* const fragments =
+        row.fragments + h_begin / HEAD_TILE * STEPS * WARP_SIZE + threadIdx.x % WARP_SIZE;
 #pragma unroll
     for (u32 c = 0; c < QUADS; ++c) {
-        const uint4 upper = chunk_of(row, h_begin + g, 4 * c + j);
-        const uint4 lower = chunk_of(row, h_begin + g + 8, 4 * c + j);
+        const uint4 first = fragments[2 * c * WARP_SIZE];
+        const uint4 second = fragments[(2 * c + 1) * WARP_SIZE];
 #pragma unroll
         for (u32 n = 0; n < KEY_TILES; ++n) {
             const uint4 k = tile.chunks[n][c];
-            mma_m16n8k16(Input(), dots[n], upper.x, lower.x, upper.y, lower.y, k.x, k.y);
-            mma_m16n8k16(Input(), dots[n], upper.z, lower.z, upper.w, lower.w, k.z, k.w);
+            mma_m16n8k16(Input(), dots[n], first.x, first.y, first.z, first.w, k.x, k.y);
+        }
+#pragma unroll
+        for (u32 n = 0; n < KEY_TILES; ++n) {
+            const uint4 k = tile.chunks[n][c];
+            mma_m16n8k16(Input(), dots[n], second.x, second.y, second.z, second.w, k.z, k.w);
         }
     }
 }
@@ -130,6 +134,7 @@ __device__ __forceinline__ Approximation approximate(const QueryRow& row, const 
     float largest[2 * KEY_TILES];
 #pragma unroll
     for (u32 i = 0; i < 2 * KEY_TILES; ++i) largest[i] = lowest;
+#pragma unroll 1
     for (u32 h_begin = 0; h_begin < row.H16; h_begin += HEAD_TILE) {
         float dots[KEY_TILES][4] = {};
         multiply(row, tile, h_begin, dots);
