@@ -18,7 +18,7 @@ def has_torch() -> bool:
     """Say whether PyTorch is installed and sees a device."""
     if find_spec("torch") is None:
         return False
-    import torch
+    import torch  # noqa: PLC0415  (it may be missing)
 
     return bool(torch.cuda.is_available())
 
@@ -27,7 +27,7 @@ def torch_us(shape: IndexSelectShape, *, repeats: int = 21) -> float | None:
     """Return the median of captured, cold runs in microseconds; None where memory would not do."""
     if 4 * shape.B * shape.S * shape.T * shape.H > MAX_SCORES_NBYTES:
         return None
-    import torch
+    import torch  # noqa: PLC0415  (it may be missing)
 
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     query = torch.randn(shape.B, shape.S, shape.H, shape.D, **options)
@@ -54,4 +54,4 @@ def torch_us(shape: IndexSelectShape, *, repeats: int = 21) -> float | None:
         last.record()
         last.synchronize()
         elapsed.append(first.elapsed_time(last) * 1e3)
-    return statistics.median(elapsed)
+    return float(statistics.median(elapsed))

@@ -82,7 +82,6 @@ def test_the_truth_and_the_contract_are_within_half_the_radius(
     sums = reference._scores(floats[0][0], depth_major, floats[2][0], no_bias, attributes)[0]
     of_sums = np.abs(sums - truth) / found.widths
     record_property("largest", (ratio.max(), of_dots.max(), of_sums.max()))
-    print(f"{kind} {dtype}: {ratio.max():.3g} {of_dots.max():.3g} {of_sums.max():.3g} of the radius")
     assert max(ratio.max(), of_dots.max(), of_sums.max()) <= 0.5
 
 

@@ -51,10 +51,12 @@ class PrefillPlan:
 
     @property
     def lists_nbytes(self) -> int:
+        """Return the bytes of the lists of one launch."""
         return self.rows_per_launch * self.capacity * _ENTRY_NBYTES
 
     @property
     def counts_nbytes(self) -> int:
+        """Return the bytes of the counts of one launch."""
         return self.rows_per_launch * 4
 
 
