@@ -73,3 +73,14 @@ extern "C" __global__ void warp_words(u32 *words, u32 *below, u32 *above) {
 extern "C" __global__ void trapped() {
     if (threadIdx.x == 3) __trap();
 }
+
+// found [5][blockDim.x]: a + b rounded up and down, a * b and a * b + c rounded up, the root of |c|
+// rounded up
+extern "C" __global__ void directed(const float *a, const float *b, const float *c, float *found) {
+    const u32 i = threadIdx.x, n = blockDim.x;
+    found[i] = __fadd_ru(a[i], b[i]);
+    found[n + i] = __fadd_rd(a[i], b[i]);
+    found[2 * n + i] = __fmul_ru(a[i], b[i]);
+    found[3 * n + i] = __fmaf_ru(a[i], b[i], c[i]);
+    found[4 * n + i] = __fsqrt_ru(fabsf(c[i]));
+}

@@ -8,7 +8,9 @@
 #include <new>
 #include <string>
 
-#if !defined(__x86_64__)
+#if defined(__x86_64__) && !defined(EMULATOR_PORTABLE)
+#define EMULATOR_SWITCHES_STACKS 1
+#else
 #include <ucontext.h>
 #endif
 
@@ -34,7 +36,7 @@ struct Stack {
     ~Stack() { munmap(base, STACK_NBYTES); }
 };
 
-#if defined(__x86_64__)
+#if defined(EMULATOR_SWITCHES_STACKS)
 
 struct Fiber {
     std::unique_ptr<Stack> stack;

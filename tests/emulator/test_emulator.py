@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,27 @@ SOURCE = Path(__file__).with_name("emulated_toys.cu")
 BUILT = Path(__file__).parents[2] / ".pytest_cache" / "emulator"
 
 Launch = Callable[..., None]
+Defines = tuple[tuple[str, str], ...]
+
+
+HERE: Defines = ()
+EVERYWHERE: Defines = (("EMULATOR_PORTABLE", "1"),)
 
 
 @cache
-def toys() -> EmulatedModule:
-    return EmulatedModule(SOURCE, (), BUILT)
+def toys(defines: Defines) -> EmulatedModule:
+    return EmulatedModule(SOURCE, defines, BUILT)
 
 
-@pytest.fixture
-def launch() -> Launch:
+@pytest.fixture(params=[HERE, EVERYWHERE], ids=["here", "everywhere"])
+def launch(request: pytest.FixtureRequest) -> Launch:
     """Launch a kernel on arrays: by name, then grid and block in one dimension."""
 
     def run(name: str, num_blocks: int, num_threads: int, *arrays: np.ndarray[Any, Any]) -> None:
         pointers = [ctypes.c_uint64(array.ctypes.data) for array in arrays]
         params = (ctypes.c_void_p * max(1, len(arrays)))(*map(ctypes.addressof, pointers))
         grid, block = ((ctypes.c_uint * 3)(count, 1, 1) for count in (num_blocks, num_threads))
-        toys().launch(name, params, grid, block, 0)
+        toys(request.param).launch(name, params, grid, block, 0)
 
     return run
 
@@ -93,6 +99,39 @@ def test_what_would_hang_or_be_undefined_is_named(
     test_blocks_may_wait_for_each_other(launch)  # the next launch is none the worse
 
 
+def test_directed_rounding_is_that_of_the_real_number(launch: Launch) -> None:
+    rng = np.random.default_rng(3)
+    count = 512
+    a, b, c = (
+        np.ldexp(rng.standard_normal(count), rng.integers(-60, 60, count)).astype(np.float32)
+        for _ in range(3)
+    )
+    a[:4], b[:4], c[:4] = [0, 1, -1, 0], [0, 0, 0, 5], [0, 0, 0, 0]
+    found = np.zeros((5, count), np.float32)
+    launch("directed", 1, count, a, b, c, found)
+    for i in range(count):
+        x, y, z = (Fraction(float(values[i])) for values in (a, b, c))
+        assert found[0, i] == rounded_up(x + y)
+        assert found[1, i] == -rounded_up(-(x + y))
+        assert found[2, i] == rounded_up(x * y)
+        assert found[3, i] == rounded_up(x * y + z)
+        root = Fraction(float(found[4, i]))
+        below = Fraction(float(np.nextafter(found[4, i], np.float32(-1))))
+        assert root * root >= abs(z)
+        assert root == 0 or below * below < abs(z)
+
+
+def rounded_up(exact: Fraction) -> np.float32:
+    """Return the least float32 that is not below."""
+    with np.errstate(over="ignore", under="ignore"):
+        near = np.float32(float(exact))
+        while np.isfinite(near) and Fraction(float(near)) < exact:
+            near = np.nextafter(near, np.float32(np.inf))
+        while Fraction(float(below := np.nextafter(near, np.float32(-np.inf)))) >= exact:
+            near = below
+    return near
+
+
 def test_letters_are_those_of_the_parameters() -> None:
-    assert toys().letters("meet") == "PP"
-    assert toys().letters("trapped") == ""
+    assert toys(HERE).letters("meet") == "PP"
+    assert toys(HERE).letters("trapped") == ""

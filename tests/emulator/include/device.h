@@ -64,22 +64,26 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-// Directed sums of two floats are exact in double but for rounding once there.
 inline float emulated_up(double value) {
     const float near = static_cast<float>(value);
     return near < value ? std::nextafter(near, INFINITY) : near;
 }
-inline float emulated_down(double value) { return -emulated_up(-value); }
-inline float __fadd_rd(float a, float b) { return emulated_down(double(a) + double(b)); }
-inline float __fadd_ru(float a, float b) { return emulated_up(double(a) + double(b)); }
+// A double may round such a sum down; what it lost says so.
+inline double emulated_sum_up(double a, double b) {
+    const double sum = a + b;
+    const double taken = sum - a;
+    const bool is_low = (a - (sum - taken)) + (b - taken) > 0;
+    return is_low ? std::nextafter(sum, double(INFINITY)) : sum;
+}
+inline float __fadd_ru(float a, float b) { return emulated_up(emulated_sum_up(a, b)); }
+inline float __fadd_rd(float a, float b) { return -__fadd_ru(-a, -b); }
 inline float __fmul_ru(float a, float b) { return emulated_up(double(a) * double(b)); }
-inline float __fsqrt_ru(float a) { return emulated_up(std::sqrt(double(a))); }
+inline float __fsqrt_ru(float a) {
+    const float root = std::sqrt(a);
+    return double(root) * double(root) < double(a) ? std::nextafter(root, INFINITY) : root;
+}
 inline float __fmaf_ru(float a, float b, float c) {
-    const double product = double(a) * double(b);  // exact
-    const double sum = product + double(c);
-    const double taken = sum - product;
-    const bool is_low = (product - (sum - taken)) + (double(c) - taken) > 0;
-    return emulated_up(is_low ? std::nextafter(sum, double(INFINITY)) : sum);
+    return emulated_up(emulated_sum_up(double(a) * double(b), c));  // the product is exact
 }
 
 inline float emulated_half(unsigned short bits) {
