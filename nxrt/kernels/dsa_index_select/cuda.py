@@ -21,6 +21,7 @@ from nxrt.kernels.api import (
     WorkspaceRequirement,
 )
 from nxrt.kernels.dsa_index_select.filter_layout import DEPTHS, DTYPES, FilterLimits
+from nxrt.kernels.dsa_index_select.prefill_route import PrefillRoute, all_prefill_units
 from nxrt.kernels.dsa_index_select.routes import (
     ExactRoute,
     FilterRoute,
@@ -53,6 +54,7 @@ class LaunchStats:
     score_launches: int = 0
     select_launches: int = 0
     filter_launches: int = 0
+    prefill_launches: int = 0
     last_score_grid: int = 0
     last_select_grid: int = 0
     last_filter_grid: int = 0
@@ -129,9 +131,12 @@ class DsaIndexSelect(Kernel[Stream]):
         with ExitStack() as undo:
             self._exact = ExactRoute(attributes, dtype, context, grid_limit=limit)
             undo.callback(self._exact.close)
-            self._filter: FilterRoute | None = None
+            self._filters: tuple[PrefillRoute | FilterRoute, ...] = ()
             if has_filter and depth is not None:
-                self._filter = FilterRoute(attributes, dtype, depth, context, options.limits)
+                prefill = PrefillRoute(attributes, dtype, depth, context, options.limits)
+                undo.callback(prefill.close)
+                decode = FilterRoute(attributes, dtype, depth, context, options.limits)
+                self._filters = (prefill, decode)
             undo.pop_all()
         self.workspace = Workspace(context.allocator, holder="DsaIndexSelect")
 
@@ -139,9 +144,9 @@ class DsaIndexSelect(Kernel[Stream]):
     def stats(self) -> LaunchStats:
         """Return the launch counts so far."""
         with self._lock:
-            kinds = ("score", "select", "filter")
-            counts = {f"{kind}_launches": self._num_launches[kind] for kind in kinds}
+            kinds = ["score", "select", "filter"]
             grids = {f"last_{kind}_grid": self._last_grids.get(kind, 0) for kind in kinds}
+            counts = {f"{kind}_launches": self._num_launches[kind] for kind in [*kinds, "prefill"]}
             return LaunchStats(self._num_executions, **counts, **grids)
 
     @property
@@ -194,9 +199,7 @@ class DsaIndexSelect(Kernel[Stream]):
         return _Checked(inputs, outputs, views, shape, route, route.workspace_nbytes(shape))
 
     def _route(self, shape: Shape) -> Route:
-        if self._filter is not None and self._filter.serves(shape):
-            return self._filter
-        return self._exact
+        return next((route for route in self._filters if route.serves(shape)), self._exact)
 
     def _launch(self, prepared: _Prepared, stream: Stream) -> None:
         for launch in prepared.launches:
@@ -267,7 +270,7 @@ class DsaIndexSelect(Kernel[Stream]):
 
     @property
     def _routes(self) -> tuple[Route, ...]:
-        return (self._exact,) if self._filter is None else (self._exact, self._filter)
+        return (self._exact, *self._filters)
 
     def close(self) -> None:
         """Give up the workspace and unload the code; graphs keep the memory they hold."""
@@ -333,4 +336,4 @@ class DsaIndexSelectFactory(KernelFactory[KernelContext]):
 
     def compile_units(self) -> Sequence[CompileUnit]:
         """Return one unit for each input dtype, and what the certified filter needs."""
-        return [*map(exact_unit, FLOAT_DTYPES), *filter_units()]
+        return [*map(exact_unit, FLOAT_DTYPES), *filter_units(), *all_prefill_units()]

@@ -40,20 +40,20 @@ _ALIGNMENT = 256
 _SCORE_ARGUMENTS = ("pointer",) * 6 + ("u64",) * 5 + ("f32",) * 2
 _SELECT_ARGUMENTS = ("pointer",) * 3 + ("u64",) * 3
 _FILTER_ARGUMENTS = ("pointer",) * 7 + ("u64",) * 8 + ("f32",) * 2
-_DTYPE_STRUCTS = {DType.F32: "F32", DType.F16: "F16", DType.BF16: "BF16"}
+DTYPE_STRUCTS = {DType.F32: "F32", DType.F16: "F16", DType.BF16: "BF16"}
 # The contract is un-fused. The kernels say so at every step; the flag guards what is added.
-_FLAGS = ("--fmad=false",)
+FLAGS = ("--fmad=false",)
 
 
 def exact_unit(dtype: DType) -> CompileUnit:
     """Return what the exact route compiles for one input dtype."""
-    return CompileUnit(EXACT_SOURCE, (("NXRT_DTYPE", _DTYPE_STRUCTS[dtype]),), _FLAGS)
+    return CompileUnit(EXACT_SOURCE, (("NXRT_DTYPE", DTYPE_STRUCTS[dtype]),), FLAGS)
 
 
 def filter_unit(dtype: DType, depth: int) -> CompileUnit:
     """Return what the certified filter compiles for one input dtype and head width."""
-    defines = (("NXRT_DTYPE", _DTYPE_STRUCTS[dtype]), ("NXRT_DEPTH", str(depth)))
-    return CompileUnit(FILTER_SOURCE, defines, _FLAGS)
+    defines = (("NXRT_DTYPE", DTYPE_STRUCTS[dtype]), ("NXRT_DEPTH", str(depth)))
+    return CompileUnit(FILTER_SOURCE, defines, FLAGS)
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,13 @@ class WorkspaceLayout:
     @classmethod
     def of(cls, shape: Shape) -> "WorkspaceLayout":
         """Return the layout for one shape. Raises SizeOverflowError."""
-        scores = _aligned(checked_product("score byte count", shape.num_cells, 4))
-        allowed = _aligned(shape.num_cells)
+        scores = aligned(checked_product("score byte count", shape.num_cells, 4))
+        allowed = aligned(shape.num_cells)
         return cls(scores, checked_product("workspace byte count", scores + allowed))
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """Return the bytes of a segment: at least one, and a multiple of 256."""
     return -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -261,7 +262,7 @@ class FilterRoute:
 
     def workspace_nbytes(self, shape: Shape) -> int:
         """Return the bytes of the lists that blocks hand over."""
-        return _aligned(self.layout(shape).lists_nbytes)
+        return aligned(self.layout(shape).lists_nbytes)
 
     @contextmanager
     def lend_control(self, shape: Shape, *, stream: Stream) -> Iterator[GraphAllocation | None]:
@@ -318,7 +319,7 @@ def planned_nbytes(shape: Shape, dtype: DType, limits: FilterLimits = H200) -> t
     if not serves(shape, dtype, limits):
         return WorkspaceLayout.of(shape).nbytes, 0
     layout = FilterLayout.of(shape, limits)
-    return _aligned(layout.lists_nbytes), layout.control_nbytes
+    return aligned(layout.lists_nbytes), layout.control_nbytes
 
 
 def filter_units() -> list[CompileUnit]:

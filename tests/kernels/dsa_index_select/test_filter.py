@@ -142,6 +142,7 @@ SHAPES = {
     "narrow": Shape(1, 1, 2500, 8, 64, 64),
     "padded heads": Shape(1, 3, 900, 24, 128, 300),
     "more heads": Shape(1, 1, 600, 64, 64, 700),
+    "prefill": Shape(2, 19, 700, 32, 64, 100),
 }
 
 TIGHT = {
