@@ -230,13 +230,14 @@ def test_an_event_is_not_destroyed_under_a_call(stream: Stream) -> None:
     has_entered, has_left = threading.Event(), threading.Event()
 
     def use() -> None:
-        has_entered.set()
-        while not event._is_closed:
-            pass
-        has_left.set()
+        with event._inside:
+            has_entered.set()
+            while not event._is_closed:
+                pass
+            has_left.set()
 
     with ThreadPoolExecutor(1) as pool:
-        used = pool.submit(event._inside.run, use)
+        used = pool.submit(use)
         has_entered.wait()
         event.close()
         assert has_left.is_set()
