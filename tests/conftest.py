@@ -13,7 +13,7 @@ import pytest
 from nxrt.providers.cpu import CpuProvider
 from nxrt.providers.cuda import CudaProvider
 from nxrt.runtime import driver
-from tests.helpers.emulated import NUM_ORDERS
+from tests.helpers.emulated import NUM_ORDERS, host_compiler
 from tests.helpers.fake_driver import FakeDriver, build, load
 from tests.helpers.fake_kernels import register_all
 from tests.helpers.targets import MAX_REPEATS, Target
@@ -27,13 +27,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fake-driver",
         action="store_true",
-        help="run the tests marked fake, on a test double of the CUDA driver (needs cc)",
+        help="run the tests marked fake, on a test double of the CUDA driver (needs cc and c++)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fake-driver"):
         try:
+            host_compiler()  # each test would ask for it
             config.stash[FAKE] = load(build(Path(config.rootpath, ".pytest_cache", "fake-driver")))
         except RuntimeError as error:
             raise pytest.UsageError(str(error)) from error
@@ -124,7 +125,8 @@ def cuda_provider(cache_dir: Path) -> Iterator[CudaProvider]:
 def target(request: pytest.FixtureRequest, _require_device: None) -> Target:
     """Run a test on the CPU, and on CUDA both eagerly and from a captured graph.
 
-    The double runs the kernels' own sources on the host: what is not slow, in each order of turns.
+    The double runs the kernels' own sources on the host, in what is not slow; each launch of a
+    kernel takes the next order of turns.
     """
     name, mode = request.param.split("-")
     if name == "cpu":

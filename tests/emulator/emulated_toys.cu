@@ -16,7 +16,7 @@ extern "C" __global__ void block_sums(const u32 *values, u32 *target) {
     target[threadIdx.x] = sums[threadIdx.x];
 }
 
-// The same for two threads without the barrier that a reader needs.
+// What another warp wrote, without the barrier that a reader needs.
 extern "C" __global__ void without_a_barrier(const u32 *values, u32 *target) {
     __shared__ u32 staged[1024];
     staged[threadIdx.x] = values[threadIdx.x];
@@ -83,4 +83,43 @@ extern "C" __global__ void directed(const float *a, const float *b, const float 
     found[2 * n + i] = __fmul_ru(a[i], b[i]);
     found[3 * n + i] = __fmaf_ru(a[i], b[i], c[i]);
     found[4 * n + i] = __fsqrt_ru(fabsf(c[i]));
+}
+
+// What each call returns, and what it leaves in a word that was 12.
+extern "C" __global__ void atomics(u32 *returned, u32 *left) {
+    for (u32 i = 0; i < 6; ++i) left[i] = 12;
+    returned[0] = atomicAdd(&left[0], 3u);
+    returned[1] = atomicOr(&left[1], 3u);
+    returned[2] = atomicMax(&left[2], 20u);
+    returned[3] = atomicMin(&left[3], 20u);
+    returned[4] = atomicExch(&left[4], 5u);
+    returned[5] = atomicCAS(&left[5], 11u, 1u) + atomicCAS(&left[5], 12u, 7u);
+}
+
+extern "C" __global__ void bit_counts(u32 *counts) {
+    const u32 values[3] = {0, 1, 0x80f0u};
+    for (u32 i = 0; i < 3; ++i) {
+        counts[3 * i] = __popc(values[i]);
+        counts[3 * i + 1] = __clz(values[i]);
+        counts[3 * i + 2] = __ffs(values[i]);
+    }
+}
+
+// counted = how many threads of a block have an even index, whether any has 7, whether all are < 9
+extern "C" __global__ void block_votes(u32 *counted) {
+    const u32 even = __syncthreads_count(threadIdx.x % 2 == 0);
+    const u32 any = __syncthreads_or(threadIdx.x == 7), all = __syncthreads_and(threadIdx.x < 9);
+    if (threadIdx.x == 0) counted[0] = even, counted[1] = any, counted[2] = all;
+}
+
+// Every block keeps a word of its own in dynamic shared memory while all wait for each other.
+extern "C" __global__ void keep_a_word(volatile u32 *arrived, u32 *target) {
+    u32 *const own = reinterpret_cast<u32 *>(emulated::dynamic_shared());
+    own[threadIdx.x] = 10 * blockIdx.x + threadIdx.x;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        atomicAdd(const_cast<u32 *>(arrived), 1u);
+        while (*arrived < gridDim.x) __nanosleep(20);
+        target[blockIdx.x] = own[blockDim.x - 1];
+    }
 }

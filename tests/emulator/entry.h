@@ -7,7 +7,7 @@
 
 namespace emulated {
 
-inline std::string failure_text;
+inline thread_local std::string failure_text;
 
 template <class... P, size_t... I>
 void call(void (*kernel)(P...), void **params, std::index_sequence<I...>) {

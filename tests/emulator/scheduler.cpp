@@ -22,7 +22,6 @@ Index thread_idx, block_idx, block_dim, grid_dim;
 namespace {
 
 constexpr unsigned LANES = 32;
-constexpr int NUM_BARRIERS = 16;
 constexpr unsigned MAX_SHARED = 256 * 1024;
 constexpr unsigned MAX_RESIDENT_THREADS = 1u << 17;
 constexpr unsigned MAX_FRUITLESS_ROUNDS = 1000;
@@ -33,7 +32,6 @@ struct Thread {
     Fiber fiber;
     State state = State::READY;
     Index idx;
-    int barrier = 0;
     unsigned warp_mask = 0;
 };
 
@@ -50,7 +48,7 @@ struct Block {
     Index idx;
     std::vector<Thread> threads;
     std::vector<Warp> warps;
-    Barrier barriers[NUM_BARRIERS];
+    Barrier barrier;
     unsigned num_alive = 0;
     std::vector<unsigned char> shared;  // while another block has its turn
 };
@@ -81,19 +79,20 @@ void enter_body() {
     suspend(State::DONE);
 }
 
-void release_barrier(Barrier &barrier, int id) {
+void release_barrier() {
+    Barrier &barrier = block->barrier;
     barrier.last_sum = barrier.sum;
     barrier.num_arrived = barrier.sum = 0;
     for (Thread &other : block->threads) {
-        if (other.state == State::AT_BARRIER && other.barrier == id) other.state = State::READY;
+        if (other.state == State::AT_BARRIER) other.state = State::READY;
     }
 }
 
 void end_thread(Thread &ended) {
     free_stacks.push_back(std::move(ended.fiber.stack));
     --block->num_alive;
-    Barrier &all = block->barriers[0];
-    if (all.num_arrived != 0 && all.num_arrived == block->num_alive) release_barrier(all, 0);
+    const unsigned num_arrived = block->barrier.num_arrived;
+    if (num_arrived != 0 && num_arrived == block->num_alive) release_barrier();
 }
 
 void resume(Thread &next) {
@@ -257,22 +256,15 @@ unsigned char *dynamic_shared() {
     return dynamic;
 }
 
-unsigned sync_block(int id, unsigned value, unsigned num_threads) {
-    Barrier &barrier = block->barriers[id];
+unsigned sync_block(unsigned value) {
+    Barrier &barrier = block->barrier;
     barrier.sum += value;
-    ++barrier.num_arrived;
-    if (barrier.num_arrived == (id == 0 ? block->num_alive : num_threads)) {
-        release_barrier(barrier, id);
-        return barrier.last_sum;
+    if (++barrier.num_arrived == block->num_alive) {
+        release_barrier();
+    } else {
+        suspend(State::AT_BARRIER);
     }
-    thread->barrier = id;
-    suspend(State::AT_BARRIER);
     return barrier.last_sum;
-}
-
-void arrive(int id, unsigned num_threads) {
-    Barrier &barrier = block->barriers[id];
-    if (++barrier.num_arrived == num_threads) release_barrier(barrier, id);
 }
 
 void sync_warp(unsigned mask) {
@@ -330,7 +322,10 @@ const char *launch(Body run, void **params, Index grid, Index size, unsigned sha
     thread = nullptr;
     block = nullptr;
     Launch(order).run();
-    return failure == nullptr ? nullptr : failure->c_str();
+    if (failure == nullptr) return nullptr;
+    static thread_local std::string told;
+    told = *failure;  // before another thread's launch fails
+    return told.c_str();
 }
 
 }  // namespace emulated

@@ -32,11 +32,17 @@ def toys(defines: Defines) -> EmulatedModule:
 def launch(request: pytest.FixtureRequest) -> Launch:
     """Launch a kernel on arrays: by name, then grid and block in one dimension."""
 
-    def run(name: str, num_blocks: int, num_threads: int, *arrays: np.ndarray[Any, Any]) -> None:
+    def run(
+        name: str,
+        num_blocks: int,
+        num_threads: int,
+        *arrays: np.ndarray[Any, Any],
+        shared_nbytes: int = 0,
+    ) -> None:
         pointers = [ctypes.c_uint64(array.ctypes.data) for array in arrays]
         params = (ctypes.c_void_p * max(1, len(arrays)))(*map(ctypes.addressof, pointers))
         grid, block = ((ctypes.c_uint * 3)(count, 1, 1) for count in (num_blocks, num_threads))
-        toys(request.param).launch(name, params, grid, block, 0)
+        toys(request.param).launch(name, params, grid, block, shared_nbytes)
 
     return run
 
@@ -86,6 +92,7 @@ def test_warps_exchange_words(launch: Launch) -> None:
         ("two_barriers", 128, "have ended or wait elsewhere"),
         ("shuffle_with_the_ended", 32, "have ended or wait elsewhere"),
         ("shuffle_outside_the_mask", 32, "not in the mask"),
+        ("keep_a_word", 32, "asked for no dynamic shared memory"),
         ("trapped", 32, r"trapped \(block 0,0,0 thread 3,0,0\)"),
     ],
 )
@@ -94,9 +101,36 @@ def test_what_would_hang_or_be_undefined_is_named(
 ) -> None:
     target = np.zeros(32, np.uint32)
     for _ in range(NUM_ORDERS):
-        with pytest.raises(EmulationError, match=f"{name}: .*{message}"):
-            launch(name, 1, num_threads, target)
+        with pytest.raises(EmulationError, match=f"{name}, in order [012]: .*{message}"):
+            launch(name, 1, num_threads, target, target)
     test_blocks_may_wait_for_each_other(launch)  # the next launch is none the worse
+
+
+def test_blocks_have_shared_memory_of_their_own(launch: Launch) -> None:
+    for _ in range(NUM_ORDERS):
+        arrived, target = np.zeros(1, np.uint32), np.zeros(5, np.uint32)
+        launch("keep_a_word", 5, 64, arrived, target, shared_nbytes=256)
+        assert target.tolist() == [10 * block + 63 for block in range(5)]
+
+
+def test_atomics_return_what_was_there(launch: Launch) -> None:
+    returned, left = np.zeros(6, np.uint32), np.zeros(6, np.uint32)
+    launch("atomics", 1, 1, returned, left)
+    assert returned.tolist() == [12, 12, 12, 12, 12, 24]
+    assert left.tolist() == [15, 15, 20, 12, 5, 7]
+
+
+def test_bits_are_counted(launch: Launch) -> None:
+    counts = np.zeros(9, np.uint32)
+    launch("bit_counts", 1, 1, counts)
+    assert counts.tolist() == [0, 32, 0, 1, 31, 1, 5, 16, 5]
+
+
+def test_a_block_votes(launch: Launch) -> None:
+    for _ in range(NUM_ORDERS):
+        counted = np.zeros(3, np.uint32)
+        launch("block_votes", 1, 77, counted)
+        assert counted.tolist() == [39, 1, 0]
 
 
 def test_directed_rounding_is_that_of_the_real_number(launch: Launch) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +32,7 @@ _ENTRY = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([
 
 
 NUM_ORDERS = 3
-"""Of threads taking turns: ascending, descending, shuffled; one launch after the other."""
+"""Of threads taking turns: ascending, descending, shuffled; a kernel's launches go round them."""
 
 
 class EmulationError(AssertionError):
@@ -49,7 +50,7 @@ class EmulatedModule:
 
     def __init__(self, source: Path, defines: Sequence[tuple[str, str]], folder: Path) -> None:
         self.names = tuple(_ENTRY.findall(source.read_text()))
-        self._num_launches = 0
+        self._num_launches: Counter[str] = Counter()
         self._library = ctypes.CDLL(str(_built(source, self.names, defines, folder)))
         self._library.emulated_failure.restype = ctypes.c_char_p
 
@@ -62,10 +63,19 @@ class EmulatedModule:
     def launch(self, name: str, params: Any, grid: Any, block: Any, shared_nbytes: int) -> None:
         """Run one launch to its end. Raises EmulationError, with the thread that was at fault."""
         function = getattr(self._library, f"emulated_{name}")
-        order = self._num_launches % NUM_ORDERS
-        self._num_launches += 1
+        order = self._num_launches[name] % NUM_ORDERS
+        self._num_launches[name] += 1
         if function(params, grid, block, shared_nbytes, order) != 0:
-            raise EmulationError(f"{name}: {self._library.emulated_failure().decode()}")
+            failure = self._library.emulated_failure().decode()
+            raise EmulationError(f"{name}, in order {order}: {failure}")
+
+
+def host_compiler() -> str:
+    """Return the C++ compiler. Raises RuntimeError where there is none."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        raise RuntimeError("the kernels' emulation needs a C++ compiler called c++; install one")
+    return compiler
 
 
 def _built(
@@ -92,9 +102,6 @@ def _made(folder: Path) -> Path:
 
 def _build(wrapper: str, flags: Sequence[str], scratch: Path) -> Path:
     """Compile into a folder of this process's own; another may build the same beside it."""
-    compiler = shutil.which("c++")
-    if compiler is None:
-        raise RuntimeError("the kernels' emulation needs a C++ compiler called c++; install one")
     unit, library = scratch / "unit.cpp", scratch / "unit.so"
     unit.write_text(wrapper)
     for header in _INCLUDE.rglob("*.cuh"):
@@ -103,7 +110,7 @@ def _build(wrapper: str, flags: Sequence[str], scratch: Path) -> Path:
         copy.write_text(_readable(header.read_text()))
     includes = [f"-I{EMULATOR / 'include'}", f"-I{EMULATOR}", f"-I{scratch}"]
     sources = [str(unit), str(EMULATOR / "scheduler.cpp")]
-    command = [compiler, *flags, *includes, "-o", str(library), *sources]
+    command = [host_compiler(), *flags, *includes, "-o", str(library), *sources]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode != 0:
         raise RuntimeError(f"a kernel does not compile for the host:\n{finished.stderr}")

@@ -136,10 +136,10 @@ inline void __stcg(T *target, T value) { *target = value; }
 
 // ---- the block and its warps
 
-inline void __syncthreads() { emulated::sync_block(0, 0); }
-inline int __syncthreads_or(int value) { return emulated::sync_block(0, value != 0) != 0; }
-inline int __syncthreads_count(int value) { return static_cast<int>(emulated::sync_block(0, value != 0)); }
-inline int __syncthreads_and(int value) { return emulated::sync_block(0, value == 0) == 0; }
+inline void __syncthreads() { emulated::sync_block(0); }
+inline int __syncthreads_or(int value) { return emulated::sync_block(value != 0) != 0; }
+inline int __syncthreads_count(int value) { return static_cast<int>(emulated::sync_block(value != 0)); }
+inline int __syncthreads_and(int value) { return emulated::sync_block(value == 0) == 0; }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { emulated::sync_warp(mask); }
 inline void __nanosleep(unsigned) { emulated::spin(); }
 [[noreturn]] inline void __trap() { emulated::fail("the kernel trapped"); }

@@ -1,7 +1,6 @@
 // The threads of a launch as fibers of one thread of the host.
 //
-// A fiber runs until it waits: for its warp, its block, a named barrier or, in a loop over memory,
-// for another block. Whoever waits for a thread that has ended, or all for each other, ends the
+// A fiber runs until it waits: for its warp, its block or, in a loop over memory, for another block. Whoever waits for a thread that has ended, or all for each other, ends the
 // launch with a message that says so, as a hang on a device would not.
 #pragma once
 
@@ -15,18 +14,17 @@ extern Index thread_idx, block_idx, block_dim, grid_dim;
 
 using Body = void (*)(void **params);
 
-// Run a kernel. `order` is how warps, lanes and blocks take turns: 0 ascending, 1 descending, else
-// the seed of a shuffle. Returns NULL or what went wrong, for the caller to read at once.
+// Run a kernel. `order` is how warps and lanes take turns: 0 ascending, 1 descending, else the seed
+// of a shuffle; blocks begin in ascending order, or in descending order for 1. Returns NULL or what
+// went wrong, which stays until this thread's next launch.
 const char *launch(Body body, void **params, Index grid, Index block, unsigned shared_nbytes,
                    unsigned order);
 
 int lane_idx();
 unsigned char *dynamic_shared();
 
-// Wait for the block, or at barrier `id` from 1 for `num_threads`; returns the sum of the values.
-unsigned sync_block(int id, unsigned value, unsigned num_threads = 0);
-// Come to barrier `id` without waiting there.
-void arrive(int id, unsigned num_threads);
+// Wait for the block; returns the sum of the values.
+unsigned sync_block(unsigned value);
 
 void sync_warp(unsigned mask);
 // Lay a word open to the lanes of a mask and wait for theirs; valid until the next sync_warp.
