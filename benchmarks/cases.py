@@ -51,7 +51,12 @@ INDEX_SELECT = (
     IndexSelectShape(1, 1, 8192, is_quick=True),
     IndexSelectShape(1, 1, 65_536),
     IndexSelectShape(1, 1, 131_072),
+    IndexSelectShape(1, 1, 1_048_576),
     IndexSelectShape(8, 1, 131_072),
     IndexSelectShape(64, 1, 65_536),
-    IndexSelectShape(1, 256, 16_384),
+    IndexSelectShape(64, 1, 65_536, H=64),
+    IndexSelectShape(64, 1, 65_536, dtype=DType.F16),
+    IndexSelectShape(1, 1024, 16_384),
+    IndexSelectShape(1, 1024, 65_536),
+    IndexSelectShape(1, 1024, 65_536, H=64),
 )

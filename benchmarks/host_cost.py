@@ -18,7 +18,7 @@ from typing import Any, Self
 from rich.table import Table
 
 from benchmarks.cases import IndexSelectShape
-from benchmarks.index_select import prepared
+from benchmarks.index_select import opened
 from nxrt import CudaProvider
 from nxrt.kernels.dsa_index_select.cuda import DsaIndexSelect
 from nxrt.providers.cuda_session import CudaProviderSession
@@ -85,7 +85,7 @@ class ColdStart:
 def measure_host_cost(provider: CudaProvider) -> list[HostCost]:
     """Return every comparison."""
     with ExitStack() as stack:
-        session, binding = stack.enter_context(prepared(provider, SMALL))
+        session, (binding,) = stack.enter_context(opened(provider, SMALL))
         session.run(binding)
         session.step(binding)
         backend = session.provider_session
@@ -186,7 +186,7 @@ start = time.perf_counter()
 import nxrt
 imported = time.perf_counter()
 from benchmarks.host_cost import SMALL
-from benchmarks.index_select import prepared
+from benchmarks.index_select import opened
 from nxrt.runtime import driver
 from nxrt.runtime.device import Device
 from pathlib import Path
@@ -196,7 +196,7 @@ with device.current():
     pass
 ready = time.perf_counter()
 with nxrt.CudaProvider(cache_dir=Path(sys.argv[1])) as provider:
-    with prepared(provider, SMALL) as (session, binding):
+    with opened(provider, SMALL) as (session, (binding,)):
         session.run(binding)
         binding.read("selected_indices")
         done = time.perf_counter()

@@ -7,10 +7,13 @@ measured here and the un-fused operations at the device's lanes and clock.
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import cycle, pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.cases import IndexSelectShape
 from nxrt import Binding, CudaProvider, Graph, MemoryGovernor, Node, Role, Session
@@ -22,7 +25,8 @@ from nxrt.runtime.device_memory import copy_on_device, fill_bytes
 from nxrt.runtime.stream import Event
 
 OUTPUT = "selected_indices"
-FLUSH_NBYTES = 512 * 2**20
+BUSY_NBYTES = 512 * 2**20
+WARM_UP = 4
 COPY_NBYTES = 2**30
 
 
@@ -56,54 +60,71 @@ class Ceilings:
 
 
 @contextmanager
-def prepared(
-    provider: ExecutionProvider, shape: IndexSelectShape
-) -> Iterator[tuple[Session, Binding]]:
-    """Open a session on one shape, with its inputs written."""
+def opened(
+    provider: ExecutionProvider, shape: IndexSelectShape, num_sets: int = 1
+) -> Iterator[tuple[Session, list[Binding]]]:
+    """Open a session on one shape, with as many sets of inputs written."""
     attributes = {"top_k": shape.K, "scale": shape.D**-0.5, "weights_scale": shape.H**-0.5}
     node = Node("DsaIndexSelect", INPUT_NAMES, (OUTPUT,), domain="pkg.nxrt", attributes=attributes)
     specs = input_specs(shape.dtype, B=shape.B, S=shape.S, T=shape.T, H=shape.H, D=shape.D)
     graph = Graph((node,), specs, (OUTPUT,))
     rng = np.random.default_rng(20)
-    with Session(graph, [provider], MemoryGovernor()) as session, session.bind() as binding:
-        for name in ("query", "key", "weights"):
-            values = rng.standard_normal(specs[name].sizes, np.float32)
-            binding.write(name, narrow(values, shape.dtype))
-        binding.write("attention_bias", np.zeros(specs["attention_bias"].sizes, np.float32))
-        yield session, binding
+    pool = narrow(rng.standard_normal((2 * shape.T, shape.D), np.float32), shape.dtype)
+    with ExitStack() as stack:
+        session = stack.enter_context(Session(graph, [provider], MemoryGovernor()))
+        bindings = [stack.enter_context(session.bind()) for _ in range(num_sets)]
+        for binding in bindings:
+            for name in ("query", "weights"):
+                values = rng.standard_normal(specs[name].sizes, np.float32)
+                binding.write(name, narrow(values, shape.dtype))
+            binding.write("key", some_rows_of(pool, shape, rng))
+            binding.write("attention_bias", np.zeros(specs["attention_bias"].sizes, np.float32))
+        yield session, bindings
+
+
+def some_rows_of(
+    pool: NDArray[Any], shape: IndexSelectShape, rng: np.random.Generator
+) -> NDArray[Any]:
+    """Return keys [B, T, D]: for each batch a stretch of the pool, which is drawn but once."""
+    starts = rng.integers(0, len(pool) - shape.T + 1, shape.B)
+    return np.stack([pool[start : start + shape.T] for start in starts])
 
 
 def measure_cuda(
-    provider: CudaProvider, shape: IndexSelectShape, ceilings: Ceilings, *, repeats: int = 21
+    provider: CudaProvider, shape: IndexSelectShape, ceilings: Ceilings, *, repeats: int = 41
 ) -> Measurement:
-    """Replay a captured graph, each time after the L2 cache was overwritten."""
-    with prepared(provider, shape) as (session, binding):
-        session.run(binding)
-        graph = session.capture(binding)
+    """Replay captured graphs one after another, each on inputs of its own.
+
+    The inputs in turn are more than four times the L2 cache, so that none is found there. The
+    device is kept busy at first, so that it never waits for the host.
+    """
+    num_sets = max(2, 1 + 4 * provider.capabilities.l2_nbytes // shape.nbytes)
+    with opened(provider, shape, num_sets) as (session, bindings):
+        session.run(bindings[0])
+        graphs = [session.capture(binding) for binding in bindings]
         backend = session.provider_session
         assert isinstance(backend, CudaProviderSession)
-        flush = backend.allocate(FLUSH_NBYTES, role=Role.WORKSPACE, holder="cache flush")
         stream = backend.stream
-        first, last = Event(stream.device, is_timed=True), Event(stream.device, is_timed=True)
-        elapsed = []
+        busy = backend.allocate(BUSY_NBYTES, role=Role.WORKSPACE, holder="a head start")
+        events = [Event(stream.device, is_timed=True) for _ in range(repeats + WARM_UP + 1)]
         with stream.device.current():
-            for index in range(repeats + 3):
-                fill_bytes(flush.pointer, index, FLUSH_NBYTES, stream=stream)
-                first.record(stream)
+            for index in range(8):
+                fill_bytes(busy.pointer, index, BUSY_NBYTES, stream=stream)
+            for event, graph in zip(events, cycle(graphs), strict=False):
+                event.record(stream)
                 graph.replay()
-                last.record(stream)
-                last.synchronize()
-                elapsed.append(last.elapsed_us(first))
-        for resource in (first, last, flush):
+            events[-1].synchronize()
+            elapsed = [last.elapsed_us(first) for first, last in pairwise(events)]
+        for resource in (*events, busy):
             resource.close()
-    return summarize(shape, elapsed[3:], *ceilings.floor(shape))
+    return summarize(shape, elapsed[WARM_UP:], *ceilings.floor(shape))
 
 
 def measure_cpu(
     provider: ExecutionProvider, shape: IndexSelectShape, *, repeats: int = 7
 ) -> Measurement:
     """Run eagerly; the floor is the same work as one BLAS product, timed beside it."""
-    with prepared(provider, shape) as (session, binding):
+    with opened(provider, shape) as (session, (binding,)):
         session.run(binding)
         elapsed = []
         for _ in range(repeats):

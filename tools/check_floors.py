@@ -45,13 +45,15 @@ FLOORS = (
     Floor(
         "3",
         "kernels/__init__.py kernels/api.py kernels/registry.py kernels/numerics.py"
-        " kernels/*/__init__.py kernels/*/spec.py kernels/*/reference.py kernels/*/records.py",
+        " kernels/*/__init__.py kernels/*/spec.py kernels/*/reference.py kernels/*/records.py"
+        " kernels/*/cpu.py kernels/*/score_bounds.py kernels/*/filter_layout.py"
+        " kernels/*/prefill/__init__.py kernels/*/prefill/prefill_layout.py",
         floors="0 3",
         packages="numpy ml_dtypes",
     ),
     Floor(
         "4",
-        "kernels/*/cuda.py kernels/*/buffers.py",
+        "kernels/*/cuda.py kernels/*/buffers.py kernels/*/routes.py kernels/*/prefill_route.py",
         floors="0 1 2 3 4",
         packages="numpy ml_dtypes",
     ),

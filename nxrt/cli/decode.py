@@ -206,8 +206,8 @@ def _check(
 ) -> NDArray[np.bool_]:
     """Compare all rows with the oracle, which sees them as one prefill under a causal mask.
 
-    So the CPU provider, whose kernel is the oracle, is still checked for what a step by step run
-    adds: the growing buffer, the moving mask, state carried from step to step.
+    So a provider is also checked for what a step by step run adds: the growing buffer, the moving
+    mask, state carried from step to step.
     """
     attributes = parse_attributes(node)
     report(Progress("check", 0, trace.num_steps))

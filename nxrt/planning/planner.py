@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from nxrt.errors import InvalidInputError, SizeOverflowError
-from nxrt.kernels.dsa_index_select.cuda import WorkspaceLayout
+from nxrt.kernels.dsa_index_select.routes import planned_nbytes
 from nxrt.kernels.dsa_index_select.spec import FLOAT_DTYPES, Shape, input_specs
 from nxrt.memory.budget import MemoryBudget
 from nxrt.memory.state_bytes import StateGroupLayout
@@ -263,9 +263,7 @@ def _latent_lines(geometry: LatentGeometry, context: int, batch: int) -> Iterato
     yield PlanLine(DEVICE, Role.KV_CACHE, "indexer keys", keys, what)
     shape = Shape(batch, 1, context, indexer.num_heads, indexer.head_dim, indexer.top_k)
     # Each indexer is a kernel, and each kernel owns its workspace.
-    scores = checked_product("workspaces", num_indexers, WorkspaceLayout.of(shape).nbytes)
-    what = f"{num_indexers} kernels, one step"
-    yield PlanLine(DEVICE, Role.WORKSPACE, "DsaIndexSelect", scores, what)
+    yield from _selection_lines(shape, DType.BF16, num_indexers)
 
 
 def _indexer_lines(geometry: IndexerGeometry, context: int, batch: int) -> Iterator[PlanLine]:
@@ -279,8 +277,16 @@ def _indexer_lines(geometry: IndexerGeometry, context: int, batch: int) -> Itera
         role = Role.KV_CACHE if name == "key" else Role.ACTIVATION
         what = f"{_shape_text(spec)}, one step" if role is Role.ACTIVATION else _shape_text(spec)
         yield PlanLine(DEVICE, role, name, spec.nbytes(name), what)
-    nbytes = WorkspaceLayout.of(shape).nbytes
-    yield PlanLine(DEVICE, Role.WORKSPACE, "DsaIndexSelect", nbytes, "1 kernel, one step")
+    yield from _selection_lines(shape, dtype, 1)
+
+
+def _selection_lines(shape: Shape, dtype: DType, num_kernels: int) -> Iterator[PlanLine]:
+    what = f"{num_kernels} kernel{'s' * (num_kernels > 1)}, one step"
+    workspace, control = planned_nbytes(shape, dtype)
+    for holder, nbytes in (("DsaIndexSelect", workspace), ("DsaIndexSelect control", control)):
+        if nbytes:
+            total = checked_product("workspaces", num_kernels, nbytes)
+            yield PlanLine(DEVICE, Role.WORKSPACE, holder, total, what)
 
 
 def _shape_text(spec: TensorSpec) -> str:

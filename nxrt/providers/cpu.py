@@ -1,6 +1,6 @@
-"""The CPU provider: the reference kernels on host memory. It needs no driver and captures nothing.
+"""The CPU provider: NumPy kernels on host memory. It needs no driver and captures nothing.
 
-Its results define what every other provider must return.
+Its results are the oracles', byte for byte, as those of every other provider must be.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nxrt.errors import CaptureDeclinedError, InvalidInputError
 from nxrt.graph import Node
 from nxrt.kernels.api import CaptureSupport, GraphResource, Kernel
-from nxrt.kernels.dsa_index_select.reference import DsaIndexSelectReferenceFactory
+from nxrt.kernels.dsa_index_select.cpu import DsaIndexSelectCpuFactory
 from nxrt.kernels.dsa_index_select.spec import KEY as DSA_INDEX_SELECT
 from nxrt.kernels.registry import Claim, KernelPlugin, KernelRegistry
 from nxrt.memory.allocator import Buffer, HostAllocator, LeasedAllocator
@@ -25,13 +25,13 @@ from nxrt.tensor import TensorSpec, TensorView
 
 KERNELS = KernelPlugin(
     "nxrt.cpu",
-    ((DSA_INDEX_SELECT, DsaIndexSelectReferenceFactory()),),
+    ((DSA_INDEX_SELECT, DsaIndexSelectCpuFactory()),),
     origin="nxrt",
 )
 
 
 class CpuProvider(ExecutionProvider):
-    """Run the reference kernels."""
+    """Run the NumPy kernels."""
 
     def __init__(self) -> None:
         self.name = "cpu"

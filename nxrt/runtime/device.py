@@ -40,6 +40,7 @@ class Capabilities:
         total_memory: bytes.
         l2_nbytes: bytes of L2 cache.
         clock_hz: the highest clock of the multiprocessors.
+        max_shared_nbytes: the most shared memory that a block can ask for.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Capabilities:
     total_memory: int
     l2_nbytes: int
     clock_hz: int
+    max_shared_nbytes: int
 
     @property
     def arch(self) -> str:
@@ -261,4 +263,5 @@ def _read_capabilities(handle: driver.Handle) -> Capabilities:
         total_memory=int(driver.call(driver.api.cuDeviceTotalMem, handle)),
         l2_nbytes=attribute("L2_CACHE_SIZE"),
         clock_hz=attribute("CLOCK_RATE") * 1000,
+        max_shared_nbytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
     )

@@ -6,6 +6,8 @@ One of the two sees the other.
 
 import logging
 import time
+from collections.abc import Callable
+from typing import Any
 
 _log = logging.getLogger(__name__)
 
@@ -14,9 +16,10 @@ TIMEOUT_S = 30.0
 
 
 class Inside:
-    """Mark threads that are inside a with-block; entering takes no lock and does not wait.
+    """Mark threads that are inside a call; entering takes no lock and does not wait.
 
-    Where that is too slow, append to `marks` and pop, inside a try statement.
+    Where `run` is too slow, append to `marks` and pop as it does. A with-block would not do: an
+    interrupt between its entry and its body would leave the mark for ever.
     """
 
     __slots__ = ("marks",)
@@ -24,11 +27,13 @@ class Inside:
     def __init__(self) -> None:
         self.marks: list[None] = []
 
-    def __enter__(self) -> None:
-        self.marks.append(None)
-
-    def __exit__(self, *error: object) -> None:
-        self.marks.pop()
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function, marked as inside; raises what it raises."""
+        try:
+            self.marks.append(None)
+            return function(*args)
+        finally:
+            self.marks.pop()
 
     def wait_until_empty(self) -> bool:
         """Wait until nobody is inside; say no, and log it, where that takes too long."""

@@ -31,12 +31,15 @@ class LaunchConfig:
     Args:
         grid: blocks along x, y, z.
         block: threads along x, y, z.
-        shared_nbytes: dynamic shared memory of a block.
+        shared_nbytes: dynamic shared memory of a block; see `Function.allow_shared`.
+        is_cooperative: the device runs all blocks at once, so that they may wait for each other,
+            or refuses the launch.
     """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_nbytes: int = 0
+    is_cooperative: bool = False
 
 
 class KernelArguments:
@@ -138,6 +141,15 @@ class Function:
             )
         return arguments
 
+    def allow_shared(self, nbytes: int) -> None:
+        """Let launches ask for so much dynamic shared memory, where 48 KiB are the limit otherwise.
+
+        Raises:
+            DriverError: no block of this device can have so much.
+        """
+        limit = driver.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self.module.device.call(driver.api.cuFuncSetAttribute, self.handle, limit, nbytes)
+
     def _parameter_sizes(self, limit: int) -> list[int] | None:
         """Return the sizes of up to `limit` parameters, None where the driver cannot tell."""
         sizes: list[int] = []
@@ -155,6 +167,7 @@ class Function:
 
 
 _launch_kernel = driver.api.cuLaunchKernel
+_launch_cooperatively = driver.api.cuLaunchCooperativeKernel
 
 
 class BoundLaunch:
@@ -166,7 +179,7 @@ class BoundLaunch:
         arguments: packed; their values are read at each enqueue.
     """
 
-    __slots__ = ("_address", "_arguments", "_bound", "_device", "_module", "_shape")
+    __slots__ = ("_address", "_arguments", "_bound", "_device", "_launch", "_module", "_shape")
 
     def __init__(
         self, function: Function, config: LaunchConfig, arguments: KernelArguments
@@ -176,11 +189,14 @@ class BoundLaunch:
         self._shape = (function.handle, *config.grid, *config.block, config.shared_nbytes)
         self._arguments = arguments
         self._address = arguments.address
+        self._launch = _launch_cooperatively if config.is_cooperative else _launch_kernel
         # The stream of the last launch and the whole call for it; exchanged as one.
         self._bound: tuple[Stream | None, tuple[Any, ...]] = (None, ())
 
     def driver_arguments(self, stream: Stream) -> tuple[Any, ...]:
-        """Return what cuLaunchKernel is given, for comparing with the bare call."""
+        """Return what the driver's function is given, for comparing with the bare call."""
+        if self._launch is _launch_cooperatively:
+            return (*self._shape, stream.native, self._address)
         return (*self._shape, stream.native, self._address, 0)
 
     def enqueue(self, stream: Stream) -> None:
@@ -203,11 +219,11 @@ class BoundLaunch:
         ):
             call = self._checked(stream)
         try:
-            (outcome,) = _launch_kernel(*call)
+            (outcome,) = self._launch(*call)
         except (KeyError, ValueError, RuntimeError) as error:
             outcome = error
         if outcome is not driver.SUCCESS:
-            self._device.failed(_launch_kernel, outcome)
+            self._device.failed(self._launch, outcome)
 
     def _checked(self, stream: Stream) -> tuple[Any, ...]:
         """Return the call for a stream, or raise what forbids it."""

@@ -62,10 +62,12 @@ class Stream:
 
         Raises: as `Device.call`, and ClosedError.
         """
-        with self._inside:
-            if self.is_closed:
-                raise ClosedError("stream")
-            return self.device.call(function, *args)
+        return self._inside.run(self._call_open, function, *args)
+
+    def _call_open(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self.is_closed:
+            raise ClosedError("stream")
+        return self.device.call(function, *args)
 
     def require_usable(self) -> None:
         """Raise where work enqueued here would not go where it should.
@@ -216,8 +218,10 @@ class Event:
 
     def record(self, stream: Stream) -> None:
         """Mark the point after everything enqueued on the stream so far."""
-        with self._inside:
-            stream.call(driver.api.cuEventRecord, self.handle, stream.handle)
+        self._inside.run(self._record, stream)
+
+    def _record(self, stream: Stream) -> None:
+        stream.call(driver.api.cuEventRecord, self.handle, stream.handle)
 
     def is_reached(self) -> bool:
         """Say, without waiting, whether the stream has passed the marked point.
@@ -228,8 +232,7 @@ class Event:
         """
         refuse_recording("an event was queried")
         try:
-            with self._inside:
-                self.device.call(driver.api.cuEventQuery, self.handle)
+            self._inside.run(self._call_open, driver.api.cuEventQuery)
         except DriverError as error:
             if error.code == _NOT_READY:
                 return False
@@ -244,8 +247,10 @@ class Event:
             CaptureError: this thread records a graph.
         """
         refuse_recording("an event was waited for")
-        with self._inside:
-            self.device.call(driver.api.cuEventSynchronize, self.handle)
+        self._inside.run(self._call_open, driver.api.cuEventSynchronize)
+
+    def _call_open(self, function: Callable[..., Any]) -> None:
+        self.device.call(function, self.handle)
 
     def elapsed_us(self, since: "Event") -> float:
         """Return the microseconds of device time between two timed, reached events."""

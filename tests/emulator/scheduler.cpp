@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -28,8 +29,15 @@ constexpr unsigned MAX_FRUITLESS_ROUNDS = 1000;
 
 enum class State { READY, SPINNING, AT_WARP, AT_BARRIER, DONE };
 
+struct Copy {
+    void *target;
+    const void *source;
+    unsigned long nbytes;
+};
+
 struct Thread {
     Fiber fiber;
+    std::deque<std::vector<Copy>> copies = {{}};  // by group; the last is open
     State state = State::READY;
     Index idx;
     unsigned warp_mask = 0;
@@ -42,6 +50,7 @@ struct Barrier {
 struct Warp {
     unsigned arrived = 0;
     unsigned long long words[LANES];
+    alignas(16) unsigned char scratch[1024];
 };
 
 struct Block {
@@ -255,6 +264,25 @@ unsigned char *dynamic_shared() {
     if (shared_nbytes_of_launch == 0) fail("the launch asked for no dynamic shared memory");
     return dynamic;
 }
+
+unsigned dynamic_shared_nbytes() { return shared_nbytes_of_launch; }
+
+void later(void *target, const void *source, unsigned long nbytes) {
+    thread->copies.back().push_back({target, source, nbytes});
+}
+
+void close_group() { thread->copies.emplace_back(); }
+
+void finish_groups(unsigned num_open) {
+    while (thread->copies.size() - 1 > num_open) {
+        for (const Copy &copy : thread->copies.front()) {
+            std::memcpy(copy.target, copy.source, copy.nbytes);
+        }
+        thread->copies.pop_front();
+    }
+}
+
+void *warp_scratch() { return own_warp().scratch; }
 
 unsigned sync_block(unsigned value) {
     Barrier &barrier = block->barrier;

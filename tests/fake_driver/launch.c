@@ -6,6 +6,10 @@
 #include "fake.h"
 
 #define MAX_BLOCK_THREADS 1024
+#define NUM_MULTIPROCESSORS 132
+#define MULTIPROCESSOR_THREADS 2048
+#define MULTIPROCESSOR_SHARED_NBYTES 233472
+#define SYSTEM_SHARED_NBYTES 1024 /* of each block */
 
 static __thread const struct module *running_module;
 
@@ -101,6 +105,30 @@ API CUresult cuLaunchKernelEx(const struct launch_config *config, handle_t funct
     if (config == NULL) return INVALID_VALUE;
     return launch_on(config->stream, function, config->grid, config->block, config->shared_nbytes,
                      params, extra);
+}
+
+/* All blocks must be resident at once: as many a multiprocessor as their shared memory allows. */
+static bool is_resident(const u32 *grid, const u32 *block, u32 shared_nbytes)
+{
+    const u32 by_threads = MULTIPROCESSOR_THREADS / (block[0] * block[1] * block[2]);
+    const u32 by_shared = MULTIPROCESSOR_SHARED_NBYTES / (shared_nbytes + SYSTEM_SHARED_NBYTES);
+    const u32 num_each = by_threads < by_shared ? by_threads : by_shared;
+    return (u64)grid[0] * grid[1] * grid[2] <= (u64)NUM_MULTIPROCESSORS * num_each;
+}
+
+API CUresult cuLaunchCooperativeKernel(handle_t function, u32 grid_x, u32 grid_y, u32 grid_z,
+                                       u32 block_x, u32 block_y, u32 block_z, u32 shared_nbytes,
+                                       handle_t stream, void **params)
+{
+    CALL(cuLaunchCooperativeKernel, 0);
+    const u32 grid[3] = {grid_x, grid_y, grid_z};
+    const u32 block[3] = {block_x, block_y, block_z};
+    if (is_shape(grid, block) && !is_resident(grid, block, shared_nbytes)) {
+        CUresult code;
+        struct stream *own = work_stream(stream, &code);
+        return own == NULL ? code : refuse_work(own, COOPERATIVE_LAUNCH_TOO_LARGE);
+    }
+    return launch_on(stream, function, grid, block, shared_nbytes, params, NULL);
 }
 
 static bool takes_same(const struct kernel *kernel, const struct function *function)

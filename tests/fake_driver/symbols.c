@@ -24,7 +24,7 @@ struct entry {
     X(cuStreamGetPriority) X(cuStreamWaitEvent) X(cuStreamEndCapture) X(cuStreamIsCapturing)      \
     X(cuStreamQuery) X(cuStreamSynchronize) X(cuEventCreate) X(cuEventRecord)                     \
     X(cuEventRecordWithFlags) X(cuEventQuery) X(cuEventSynchronize) X(cuLaunchKernel)             \
-    X(cuLaunchKernelEx) X(cuGraphCreate) X(cuGraphDestroy) X(cuGraphGetNodes)                     \
+    X(cuLaunchKernelEx) X(cuLaunchCooperativeKernel) X(cuGraphCreate) X(cuGraphDestroy) X(cuGraphGetNodes)                     \
     X(cuGraphNodeGetType) X(cuGraphAddChildGraphNode) X(cuGraphInstantiateWithFlags)              \
     X(cuGraphInstantiateWithParams) X(cuGraphExecDestroy) X(cuGraphUpload) X(cuGraphLaunch)       \
     X(cuGetErrorName) X(cuGetErrorString) X(cuGetExportTable)

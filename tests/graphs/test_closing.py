@@ -222,14 +222,13 @@ def test_a_stream_is_not_destroyed_under_a_call(rig: Rig) -> None:
         entered: list[bool] = []
 
         def destroy_later() -> None:
-            with stream._inside:
-                entered.append(True)
-                while not stream.is_closed:
-                    pass
-                assert rig.fake is None or rig.fake.calls("cuStreamDestroy") == before
+            entered.append(True)
+            while not stream.is_closed:
+                pass
+            assert rig.fake is None or rig.fake.calls("cuStreamDestroy") == before
 
         before = 0 if rig.fake is None else rig.fake.calls("cuStreamDestroy")
-        close_beside(stream, destroy_later)
+        close_beside(stream, lambda: stream._inside.run(destroy_later))
         assert entered
         with pytest.raises(ClosedError, match="stream"):
             stream.synchronize()

@@ -17,7 +17,7 @@ from tests.helpers.sessions import write
 pytestmark = [pytest.mark.gpu, pytest.mark.fake]
 
 CASE = drawn_case("cold", num_queries=2, num_keys=50, top_k=5)
-PER_KERNEL = {"cuLaunchKernel", "cuStreamIsCapturing"}
+PER_KERNEL = {"cuLaunchKernel", "cuLaunchCooperativeKernel", "cuStreamIsCapturing"}
 """What may be called between the begin and the end of a recording."""
 
 

@@ -279,15 +279,14 @@ def test_a_replay_between_the_launches_of_a_run_spoils_neither(
         session.run(one)
         kernel = session.kernels[1]
         assert isinstance(kernel, Accumulate)
-        launch = kernel._launch
+        launch_sum = kernel.launch_sum
 
-        def launch_after_a_replay(function: Any, *rest: Any) -> None:
-            if function is kernel._sum:
-                with ThreadPoolExecutor(1) as pool:
-                    pool.submit(graph.replay).result()
-            launch(function, *rest)
+        def launch_after_a_replay(*values: Any, stream: Any) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(graph.replay).result()
+            launch_sum(*values, stream=stream)
 
-        monkeypatch.setattr(kernel, "_launch", launch_after_a_replay)
+        monkeypatch.setattr(kernel, "launch_sum", launch_after_a_replay)
         for _ in range(3):
             poison(session, one)
             poison(session, two)

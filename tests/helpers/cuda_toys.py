@@ -22,7 +22,7 @@ from nxrt import (
 )
 from nxrt.kernels.api import GraphResource
 from nxrt.runtime.kernel_context import KernelContext
-from nxrt.runtime.module import KernelArguments, LaunchConfig, launch
+from nxrt.runtime.module import LaunchConfig, launch
 from nxrt.runtime.stream import Stream
 from nxrt.runtime.workspace import Workspace
 from tests.helpers.fake_driver import FakeDriver, Shape3
@@ -34,6 +34,7 @@ NEGATIVE, PAST = "an index below 0", "an index past the end"
 """What Gather reports, as bits 1 and 2."""
 
 _THREADS = 64
+_MUCH_SHARED = 48 * 1024 + 512
 
 
 def toy_node(op: str, *inputs: str, output: str, name: str, **attributes: float) -> Node:
@@ -78,15 +79,10 @@ class Scale(Kernel[Stream]):
 
     def launch(self, stream: Stream, count: int, *values: Any) -> None:
         """Launch the kernel's own entry point over `count` elements."""
-        self._launch(self._function, self._arguments, stream, count, *values)
-
-    def _launch(
-        self, function: Any, arguments: KernelArguments, stream: Stream, count: int, *values: Any
-    ) -> None:
         if count:
-            arguments.set(*values)
+            self._arguments.set(*values)
             config = LaunchConfig((-(-count // _THREADS), 1, 1), (_THREADS, 1, 1))
-            launch(function, config, arguments, stream=stream)
+            launch(self._function, config, self._arguments, stream=stream)
         self.has_run = True
 
     def capture_support(
@@ -120,8 +116,16 @@ class Append(Scale):
         self.launch(stream, total.num_elements, x.pointer, total.pointer, total.num_elements)
 
 
+def _together(count: int) -> LaunchConfig:
+    grid, block = (-(-count // _THREADS), 1, 1), (_THREADS, 1, 1)
+    return LaunchConfig(grid, block, _MUCH_SHARED, is_cooperative=True)
+
+
 class Accumulate(Scale):
-    """y[i] = factor * (x[0] + ... + x[i]): two launches, with a workspace as large as x."""
+    """y[i] = factor * (x[0] + ... + x[i]): two launches, with a workspace as large as x.
+
+    The second asks for all blocks at once, and for more shared memory than a launch may by itself.
+    """
 
     def __init__(self, node: Node, context: KernelContext) -> None:
         super().__init__(node, context)
@@ -129,6 +133,7 @@ class Accumulate(Scale):
             undo.callback(self._module.close)
             self._sum = self._module.function("toy_sum")
             self._sum_arguments = self._sum.arguments(["pointer", "pointer", "u64"])
+            self._sum.allow_shared(_MUCH_SHARED)
             undo.pop_all()
         self.workspace = Workspace(context.allocator, holder=node.name)
 
@@ -145,9 +150,13 @@ class Accumulate(Scale):
         count, factor = y.num_elements, self.node.attributes.get("factor", 1.0)
         with self.workspace.lend(y.spec.nbytes(), stream=stream) as block:
             self.launch(stream, count, x.pointer, block.pointer, factor, count)
-            self._launch(
-                self._sum, self._sum_arguments, stream, count, block.pointer, y.pointer, count
-            )
+            self.launch_sum(block.pointer, y.pointer, count, stream=stream)
+
+    def launch_sum(self, *values: int, stream: Stream) -> None:
+        """Launch the second kernel; its last value is the count."""
+        if values[-1]:
+            self._sum_arguments.set(*values)
+            launch(self._sum, _together(values[-1]), self._sum_arguments, stream=stream)
 
     def capture_support(self, inputs: Sequence[TensorSpec | None]) -> CaptureSupport:
         """Say yes once it was launched with as many elements."""

@@ -10,10 +10,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from nxrt import DriverError, DriverUnavailableError, DType, NxrtError
+from nxrt import DriverError, DriverUnavailableError, NxrtError
 from tests.helpers.cuda_toys import ToyStandIns
 from tests.helpers.fake_driver import FakeDriver, load
-from tests.helpers.fake_kernels import register_all, take_every_image_for
+from tests.helpers.fake_kernels import register_all
 from tests.helpers.fault_scenarios import SCENARIOS, Subject
 
 _EXPECTED = (DriverError, DriverUnavailableError)
@@ -50,7 +50,6 @@ def _is_explained(error: BaseException, call: str) -> bool:
 def main(library: str, cache_dir: str, *calls: str) -> None:
     """Print one line for each function."""
     fake = load(Path(library))
-    take_every_image_for(DType.F32)  # a compilation here could be the driver's first call
     register_all(fake)
     ToyStandIns(fake).register()
     for call in calls:

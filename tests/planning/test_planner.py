@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nxrt.errors import BudgetError, InvalidInputError, SizeOverflowError
-from nxrt.kernels.dsa_index_select.cuda import WorkspaceLayout
+from nxrt.kernels.dsa_index_select.routes import planned_nbytes
 from nxrt.kernels.dsa_index_select.spec import Shape
 from nxrt.memory.budget import MemoryBudget
 from nxrt.memory.governor import MemoryGovernor
@@ -17,6 +17,7 @@ from nxrt.planning.geometry import known_models, load_geometry
 from nxrt.planning.planner import DEVICE, STAGING_NBYTES, Plan, PlanLine, plan
 from nxrt.providers.cuda_session import GRAPH_NBYTES
 from nxrt.runtime.staging import StagingRing
+from nxrt.tensor import DType
 
 MILLION = 2**20
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -80,8 +81,8 @@ def test_v32_at_its_limit() -> None:
 @pytest.mark.parametrize("context", [1, 12, 2304, 8192])
 def test_the_workspace_is_the_kernels_own_arithmetic(context: int) -> None:
     lines = planned("glm-5.2", context, batch=3).lines
-    nbytes = next(line.nbytes for line in lines if line.role is Role.WORKSPACE)
-    assert nbytes == 21 * WorkspaceLayout.of(Shape(3, 1, context, 32, 128, 2048)).nbytes
+    nbytes = sum(line.nbytes for line in lines if line.role is Role.WORKSPACE)
+    assert nbytes == 21 * sum(planned_nbytes(Shape(3, 1, context, 32, 128, 2048), DType.BF16))
 
 
 def test_staging_is_what_a_session_takes() -> None:

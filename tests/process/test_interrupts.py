@@ -32,8 +32,7 @@ NBYTES = ("device_nbytes", "pinned_nbytes")
 @pytest.mark.parametrize("work", WORKS)
 def test_session_goes_on_after_interrupts(child_cache_dir: Path, work: str) -> None:
     ended = run_child("interrupted", child_cache_dir, work, NUM_INTERRUPTS, SEED)
-    unexpected = [line for line in ended.err.splitlines() if "a call did not return" not in line]
-    assert (ended.code, unexpected) == (0, [])
+    assert (ended.code, ended.err) == (0, "")
     report: dict[str, Any] = json.loads(ended.out)
     assert report["faults"] == []
     assert report["num_interrupts"] > NUM_INTERRUPTS // 2

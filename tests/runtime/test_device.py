@@ -230,14 +230,13 @@ def test_an_event_is_not_destroyed_under_a_call(stream: Stream) -> None:
     has_entered, has_left = threading.Event(), threading.Event()
 
     def use() -> None:
-        with event._inside:
-            has_entered.set()
-            while not event._is_closed:
-                pass
-            has_left.set()
+        has_entered.set()
+        while not event._is_closed:
+            pass
+        has_left.set()
 
     with ThreadPoolExecutor(1) as pool:
-        used = pool.submit(use)
+        used = pool.submit(event._inside.run, use)
         has_entered.wait()
         event.close()
         assert has_left.is_set()

@@ -1,12 +1,12 @@
-"""DsaIndexSelect on CUDA: check, size the workspace, launch score and select.
+"""DsaIndexSelect on CUDA: check, choose a route, size the workspace, launch.
 
-The arithmetic is in dsa_index_select.cu, the rules are in spec.py.
+The rules are in spec.py, the ways to run it in routes.py.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from nxrt.errors import InvalidInputError, InvalidNodeError
@@ -20,6 +20,16 @@ from nxrt.kernels.api import (
     KernelMatch,
     WorkspaceRequirement,
 )
+from nxrt.kernels.dsa_index_select.filter_layout import DEPTHS, DTYPES, FilterLimits
+from nxrt.kernels.dsa_index_select.prefill_route import PrefillRoute, all_prefill_units
+from nxrt.kernels.dsa_index_select.routes import (
+    ExactRoute,
+    FilterRoute,
+    Route,
+    RouteLaunch,
+    exact_unit,
+    filter_units,
+)
 from nxrt.kernels.dsa_index_select.spec import (
     FLOAT_DTYPES,
     Attributes,
@@ -30,49 +40,10 @@ from nxrt.kernels.dsa_index_select.spec import (
 from nxrt.locks import new_lock
 from nxrt.runtime.graph_memory import GraphAllocation
 from nxrt.runtime.kernel_context import KernelContext
-from nxrt.runtime.module import BoundLaunch, KernelArguments, LaunchConfig
+from nxrt.runtime.module import BoundLaunch
 from nxrt.runtime.stream import Stream
 from nxrt.runtime.workspace import Workspace
-from nxrt.tensor import DType, TensorSpec, TensorView, checked_product
-
-SOURCE = Path(__file__).with_name("dsa_index_select.cu")
-BLOCK_T = 32
-"""Keys of one row that a block of the score kernel takes; as in the .cu."""
-
-_SCORE_THREADS = 256
-_SELECT_THREADS = 1024
-_ALIGNMENT = 256
-_SCORE_ARGUMENTS = ("pointer",) * 6 + ("u64",) * 5 + ("f32",) * 2
-_SELECT_ARGUMENTS = ("pointer",) * 3 + ("u64",) * 3
-_DTYPE_STRUCTS = {DType.F32: "F32", DType.F16: "F16", DType.BF16: "BF16"}
-
-
-def compile_unit(dtype: DType) -> CompileUnit:
-    """Return what is compiled for one input dtype."""
-    # The contract is un-fused. The kernel says so at every step; the flag guards what is added.
-    return CompileUnit(SOURCE, (("NXRT_DTYPE", _DTYPE_STRUCTS[dtype]),), ("--fmad=false",))
-
-
-@dataclass(frozen=True)
-class WorkspaceLayout:
-    """Place the scores, float32 [B, S, T], and the allowed flags, u8 [B, S, T].
-
-    Every segment is at least one byte and starts at a multiple of 256.
-    """
-
-    allowed_offset: int
-    nbytes: int
-
-    @classmethod
-    def of(cls, shape: Shape) -> "WorkspaceLayout":
-        """Return the layout for one shape. Raises SizeOverflowError."""
-        scores = _aligned(checked_product("score byte count", shape.num_cells, 4))
-        allowed = _aligned(shape.num_cells)
-        return cls(scores, checked_product("workspace byte count", scores + allowed))
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+from nxrt.tensor import DType, TensorSpec, TensorView
 
 
 @dataclass(frozen=True)
@@ -82,8 +53,11 @@ class LaunchStats:
     executions: int = 0
     score_launches: int = 0
     select_launches: int = 0
+    filter_launches: int = 0
+    prefill_launches: int = 0
     last_score_grid: int = 0
     last_select_grid: int = 0
+    last_filter_grid: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,7 +68,8 @@ class _Checked:
     outputs: Sequence[TensorView]
     views: Sequence[TensorView]
     shape: Shape
-    layout: WorkspaceLayout
+    route: Route
+    workspace_nbytes: int
 
     def are(self, inputs: Sequence[TensorView | None], outputs: Sequence[TensorView]) -> bool:
         """Say whether these are the very same tensors, and their memory is still there."""
@@ -106,19 +81,23 @@ class _Checked:
 
 
 @dataclass(frozen=True)
-class _Launches:
-    """What one set of tensors needs launched with one workspace block."""
+class _Prepared:
+    """What one set of tensors needs launched with one workspace block and these control words."""
 
     checked: _Checked
     block: GraphAllocation
-    score: BoundLaunch | None
-    select: BoundLaunch
-    score_grid: int
-    select_grid: int
+    control: GraphAllocation | None
+    launches: tuple[RouteLaunch, ...]
+
+    def is_for(
+        self, checked: _Checked, block: GraphAllocation, control: GraphAllocation | None
+    ) -> bool:
+        """Say whether it is for exactly these."""
+        return self.checked is checked and self.block is block and self.control is control
 
 
 class DsaIndexSelect(Kernel[Stream]):
-    """Score every allowed key, then select; two launches, none where there are no rows.
+    """Select by the route that a shape takes; nothing is launched where there are no rows.
 
     Safe to call from several threads, which take turns. Called again with the very same tuples of
     tensors, it launches what it prepared the first time.
@@ -126,31 +105,38 @@ class DsaIndexSelect(Kernel[Stream]):
     Args:
         attributes: checked.
         dtype: of query, key and weights.
+        depth: D, None where the graph leaves it open.
         context: where the code is loaded and the workspace allocated.
-        grid_limit: the most blocks a launch may have, from 1.
+        options: what the factory was told.
     """
 
     def __init__(
-        self, attributes: Attributes, dtype: DType, context: KernelContext, *, grid_limit: int
+        self,
+        attributes: Attributes,
+        dtype: DType,
+        depth: int | None,
+        context: KernelContext,
+        options: "RouteOptions",
     ) -> None:
         self._attributes = attributes
         self._dtype = dtype
         self._device = context.device
-        self._grid_limit = min(grid_limit, context.device.capabilities.max_grid_x)
         self._lock = new_lock()
-        self._num_executions = self._num_score_launches = self._num_select_launches = 0
-        self._last_score_grid = self._last_select_grid = 0
-        self._last: _Launches | None = None
-        unit = compile_unit(dtype)
+        self._num_executions = 0
+        self._num_launches: Counter[str] = Counter()
+        self._last_grids: dict[str, int] = {}
+        self._last: _Prepared | None = None
+        limit = min(options.grid_limit, context.device.capabilities.max_grid_x)
+        has_filter = options.has_filter and dtype in DTYPES and depth in DEPTHS
         with ExitStack() as undo:
-            self._module = context.load(
-                unit.path, defines=unit.defines, flags=unit.flags, artefact=unit.artefact
-            )
-            undo.callback(self._module.close)
-            self._score = self._module.function("dsa_index_select_score")
-            self._select = self._module.function("dsa_index_select_select")
-            self._score.arguments(_SCORE_ARGUMENTS)  # fails here where they do not fit the code
-            self._select.arguments(_SELECT_ARGUMENTS)
+            self._exact = ExactRoute(attributes, dtype, context, grid_limit=limit)
+            undo.callback(self._exact.close)
+            self._filters: tuple[PrefillRoute | FilterRoute, ...] = ()
+            if has_filter and depth is not None:
+                prefill = PrefillRoute(attributes, dtype, depth, context, options.limits)
+                undo.callback(prefill.close)
+                decode = FilterRoute(attributes, dtype, depth, context, options.limits)
+                self._filters = (prefill, decode)
             undo.pop_all()
         self.workspace = Workspace(context.allocator, holder="DsaIndexSelect")
 
@@ -158,19 +144,16 @@ class DsaIndexSelect(Kernel[Stream]):
     def stats(self) -> LaunchStats:
         """Return the launch counts so far."""
         with self._lock:
-            return LaunchStats(
-                self._num_executions,
-                self._num_score_launches,
-                self._num_select_launches,
-                self._last_score_grid,
-                self._last_select_grid,
-            )
+            kinds = ["score", "select", "filter"]
+            grids = {f"last_{kind}_grid": self._last_grids.get(kind, 0) for kind in kinds}
+            counts = {f"{kind}_launches": self._num_launches[kind] for kind in [*kinds, "prefill"]}
+            return LaunchStats(self._num_executions, **counts, **grids)
 
     @property
     def last_launches(self) -> tuple[BoundLaunch, ...]:
         """Return what the last execution launched, for inspection."""
         last = self._last
-        return () if last is None else tuple(x for x in (last.score, last.select) if x is not None)
+        return () if last is None else tuple(launch.launch for launch in last.launches)
 
     def execute(
         self,
@@ -194,9 +177,10 @@ class DsaIndexSelect(Kernel[Stream]):
                 checked = self._checked(inputs, outputs)
             if checked.shape.num_rows == 0:
                 return
-            with self.workspace.lend(checked.layout.nbytes, stream=stream) as block:
-                if last is None or last.checked is not checked or last.block is not block:
-                    last = self._prepared(checked, block)
+            lent = self.workspace.lend(checked.workspace_nbytes, stream=stream)
+            with lent as block, checked.route.lend_control(checked.shape, stream=stream) as control:
+                if last is None or not last.is_for(checked, block, control):
+                    last = self._prepared(checked, block, control)
                 self._launch(last, stream)
             self._last = last
 
@@ -211,41 +195,26 @@ class DsaIndexSelect(Kernel[Stream]):
         shape, views = check_execution(self._attributes, inputs, outputs, must_be_contiguous=True)
         self._check_compiled(views[0].dtype)
         self._check_device((*views, *outputs))
-        return _Checked(inputs, outputs, views, shape, WorkspaceLayout.of(shape))
+        route = self._route(shape)
+        return _Checked(inputs, outputs, views, shape, route, route.workspace_nbytes(shape))
 
-    def _launch(self, launches: _Launches, stream: Stream) -> None:
-        if launches.score is not None:
-            launches.score.enqueue(stream)
-            self._num_score_launches += 1
-            self._last_score_grid = launches.score_grid
-        launches.select.enqueue(stream)
-        self._num_select_launches += 1
-        self._last_select_grid = launches.select_grid
+    def _route(self, shape: Shape) -> Route:
+        return next((route for route in self._filters if route.serves(shape)), self._exact)
+
+    def _launch(self, prepared: _Prepared, stream: Stream) -> None:
+        for launch in prepared.launches:
+            launch.launch.enqueue(stream)
+            self._num_launches[launch.kind] += 1
+            self._last_grids[launch.kind] = launch.num_blocks
         self._num_executions += 1
 
-    def _prepared(self, checked: _Checked, block: GraphAllocation) -> _Launches:
-        shape = checked.shape
-        scores, allowed = block.pointer, block.pointer + checked.layout.allowed_offset
-        score, score_grid = None, 0
-        if shape.num_cells:
-            pointers = (view.pointer for view in checked.views)
-            sizes = (shape.num_rows, shape.S, shape.T, shape.H, shape.D)
-            scales = (self._attributes.scale, self._attributes.weights_scale)
-            arguments = KernelArguments(_SCORE_ARGUMENTS)
-            arguments.set(*pointers, scores, allowed, *sizes, *scales)
-            score_grid = self._grid(shape.num_rows * -(-shape.T // BLOCK_T))
-            config = LaunchConfig((score_grid, 1, 1), (_SCORE_THREADS, 1, 1))
-            score = BoundLaunch(self._score, config, arguments)
-        arguments = KernelArguments(_SELECT_ARGUMENTS)
-        selected = checked.outputs[0].pointer
-        arguments.set(scores, allowed, selected, shape.num_rows, shape.T, shape.K)
-        select_grid = self._grid(shape.num_rows)
-        config = LaunchConfig((select_grid, 1, 1), (_SELECT_THREADS, 1, 1))
-        select = BoundLaunch(self._select, config, arguments)
-        return _Launches(checked, block, score, select, score_grid, select_grid)
-
-    def _grid(self, num_blocks: int) -> int:
-        return min(num_blocks, self._grid_limit)
+    def _prepared(
+        self, checked: _Checked, block: GraphAllocation, control: GraphAllocation | None
+    ) -> _Prepared:
+        pointers = [view.pointer for view in (*checked.views, checked.outputs[0])]
+        address = 0 if control is None else control.pointer
+        launches = checked.route.prepare(checked.shape, pointers, block.pointer, address)
+        return _Prepared(checked, block, control, launches)
 
     def _check_compiled(self, dtype: DType) -> None:
         if dtype is not self._dtype:
@@ -262,21 +231,22 @@ class DsaIndexSelect(Kernel[Stream]):
     def workspace_requirement(self, inputs: Sequence[TensorSpec | None]) -> WorkspaceRequirement:
         """Return the bytes for these inputs. Raises SizeOverflowError."""
         shape = self._shape(inputs)
-        return WorkspaceRequirement(WorkspaceLayout.of(shape).nbytes if shape.num_rows else 0)
+        nbytes = self._route(shape).workspace_nbytes(shape)
+        return WorkspaceRequirement(nbytes if shape.num_rows else 0)
 
     def capture_support(self, inputs: Sequence[TensorSpec | None]) -> CaptureSupport:
         """Say yes once an execution was launched and its workspace is large enough for these."""
         # A kernel's first launch may load code, which would break a recording.
         shape = self._shape(inputs)
-        is_scored = shape.num_cells == 0 or self._num_score_launches > 0
-        if self._num_select_launches == 0 or not is_scored:
+        route = self._route(shape)
+        if not all(self._num_launches[kind] for kind in route.kinds(shape)):
             return CaptureSupport(
                 False,
                 "it has not been launched yet; run once, with at least one row and one key, first",
             )
         needed = self.workspace_requirement(inputs).nbytes
         held = self.workspace.recordable_nbytes
-        if needed > held:
+        if needed > held or not route.is_recordable(shape):
             return CaptureSupport(
                 False,
                 f"its workspace has {held:,} B and this shape needs {needed:,} B;"
@@ -295,27 +265,57 @@ class DsaIndexSelect(Kernel[Stream]):
     def graph_resources(self) -> Sequence[GraphResource]:
         """Return the workspace of recordings, whose address they bake in."""
         block = self.workspace.graph_block
-        return () if block is None else (block,)
+        own = () if block is None else (block,)
+        return (*own, *(resource for route in self._routes for resource in route.graph_resources()))
+
+    @property
+    def _routes(self) -> tuple[Route, ...]:
+        return (self._exact, *self._filters)
 
     def close(self) -> None:
         """Give up the workspace and unload the code; graphs keep the memory they hold."""
         with ExitStack() as closing:
-            closing.callback(self._module.close)
+            for route in self._routes:
+                closing.callback(route.close)
             closing.callback(self.workspace.close)
+
+
+@dataclass(frozen=True)
+class RouteOptions:
+    """Say what routes a kernel may take.
+
+    Args:
+        grid_limit: the most blocks that a launch of the exact route may have. A test's way to make
+            every loop over the grid turn more than once.
+        has_filter: whether shapes that the certified filter serves take it.
+        limits: what the filter may take of a device, None for all of it. A test's way to make its
+            buffers overflow and its blocks take several rows.
+    """
+
+    grid_limit: int = 2**31 - 1
+    has_filter: bool = True
+    limits: FilterLimits | None = None
 
 
 class DsaIndexSelectFactory(KernelFactory[KernelContext]):
     """Claim what the contract accepts.
 
     Args:
-        grid_limit: the most blocks a launch may have; the device's limit when left out. A test's
-            way to make every loop over the grid turn more than once.
+        grid_limit: see RouteOptions.
+        has_filter: see RouteOptions.
+        limits: see RouteOptions.
     """
 
-    def __init__(self, *, grid_limit: int = 2**31 - 1) -> None:
+    def __init__(
+        self,
+        *,
+        grid_limit: int = 2**31 - 1,
+        has_filter: bool = True,
+        limits: FilterLimits | None = None,
+    ) -> None:
         if not isinstance(grid_limit, int) or isinstance(grid_limit, bool) or grid_limit < 1:
             raise InvalidInputError("grid_limit", found=repr(grid_limit), accepted="from 1")
-        self._grid_limit = grid_limit
+        self._options = RouteOptions(grid_limit, has_filter, limits)
 
     def claim(self, node: Node, inputs: Sequence[TensorSpec | None]) -> KernelMatch:
         """Answer by the rules of spec.py."""
@@ -330,9 +330,10 @@ class DsaIndexSelectFactory(KernelFactory[KernelContext]):
         """Compile or fetch the kernel and load it. Raises as the base class says."""
         attributes = check_node(node, inputs)[0]
         assert inputs[0] is not None  # check_node refuses an omitted query
-        dtype = inputs[0].dtype
-        return DsaIndexSelect(attributes, dtype, context, grid_limit=self._grid_limit)
+        dtype, dim = inputs[0].dtype, inputs[0].shape[3]
+        depth = dim if isinstance(dim, int) else None
+        return DsaIndexSelect(attributes, dtype, depth, context, self._options)
 
     def compile_units(self) -> Sequence[CompileUnit]:
-        """Return one unit for each input dtype."""
-        return [compile_unit(dtype) for dtype in FLOAT_DTYPES]
+        """Return one unit for each input dtype, and what the certified filter needs."""
+        return [*map(exact_unit, FLOAT_DTYPES), *filter_units(), *all_prefill_units()]

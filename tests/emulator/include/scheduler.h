@@ -22,9 +22,17 @@ const char *launch(Body body, void **params, Index grid, Index block, unsigned s
 
 int lane_idx();
 unsigned char *dynamic_shared();
+unsigned dynamic_shared_nbytes();
+// 1 KiB that the lanes of a warp share between two of their barriers.
+void *warp_scratch();
 
 // Wait for the block; returns the sum of the values.
 unsigned sync_block(unsigned value);
+
+// A thread's copies: made when it waits for all but `num_open` of the groups it has closed.
+void later(void *target, const void *source, unsigned long nbytes);
+void close_group();
+void finish_groups(unsigned num_open);
 
 void sync_warp(unsigned mask);
 // Lay a word open to the lanes of a mask and wait for theirs; valid until the next sync_warp.

@@ -1,8 +1,6 @@
 """DsaIndexSelect on a device: launches, workspace, capture, threads, faults."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,12 +10,12 @@ from nxrt import (
     CaptureDeclinedError,
     CaptureError,
     CudaProvider,
-    KernelPlugin,
     MemoryGovernor,
 )
-from nxrt.kernels.dsa_index_select.cuda import BLOCK_T, DsaIndexSelectFactory
-from nxrt.kernels.dsa_index_select.spec import KEY
+from nxrt.kernels.dsa_index_select.filter_layout import TILE
+from nxrt.kernels.dsa_index_select.routes import BLOCK_T
 from tests.helpers.cases import OUTPUT, IndexSelectCase, drawn_case
+from tests.helpers.changed_kernels import changed_kernel
 from tests.helpers.sessions import dynamic_session, kernel_of, running, workspace_bytes, write
 from tests.helpers.targets import Target, poison_workspace
 from tests.kernels.dsa_index_select.test_table import REAL_GEOMETRY, glm
@@ -25,18 +23,21 @@ from tests.kernels.dsa_index_select.test_table import REAL_GEOMETRY, glm
 pytestmark = [pytest.mark.gpu, pytest.mark.fake]
 
 
-@contextmanager
-def limited_grid(provider: CudaProvider, limit: int) -> Iterator[None]:
-    plugin = KernelPlugin("small-grid", ((KEY, DsaIndexSelectFactory(grid_limit=limit)),))
-    provider.registry.register(plugin, replace=True)
-    try:
-        yield
-    finally:
-        provider.registry.unregister("small-grid")
-
-
-def test_real_geometry_takes_one_launch_of_many_blocks_each(cuda_provider: CudaProvider) -> None:
+def test_real_geometry_takes_one_launch_of_many_blocks(cuda_provider: CudaProvider) -> None:
     with running(cuda_provider, REAL_GEOMETRY) as (session, binding, guarded):
+        session.run(binding)
+        assert guarded.read().tobytes() == REAL_GEOMETRY.expected().tobytes()
+        stats = kernel_of(session).stats
+        counts = (stats.filter_launches, stats.score_launches, stats.select_launches)
+        assert counts == (1, 0, 0)
+        assert stats.last_filter_grid == 2304 // TILE
+
+
+def test_without_the_filter_it_takes_two(cuda_provider: CudaProvider) -> None:
+    with (
+        changed_kernel(cuda_provider, has_filter=False),
+        running(cuda_provider, REAL_GEOMETRY) as (session, binding, guarded),
+    ):
         session.run(binding)
         assert guarded.read().tobytes() == REAL_GEOMETRY.expected().tobytes()
         stats = kernel_of(session).stats
@@ -48,7 +49,7 @@ def test_real_geometry_takes_one_launch_of_many_blocks_each(cuda_provider: CudaP
 @pytest.mark.parametrize("mode", ["eager", "captured"])
 def test_a_small_grid_turns_its_loops(cuda_provider: CudaProvider, limit: int, mode: str) -> None:
     case = drawn_case("grid", num_queries=5, num_keys=521, top_k=4)
-    with limited_grid(cuda_provider, limit):
+    with changed_kernel(cuda_provider, grid_limit=limit):
         assert Target(cuda_provider, mode).run(case).tobytes() == case.expected().tobytes()
         with running(cuda_provider, case) as (session, binding, _):
             session.run(binding)

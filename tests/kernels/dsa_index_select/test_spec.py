@@ -21,11 +21,12 @@ from nxrt import (
 )
 from nxrt.graph import Graph
 from nxrt.kernels.api import KernelFactory
-from nxrt.kernels.dsa_index_select.cuda import DsaIndexSelectFactory, WorkspaceLayout
+from nxrt.kernels.dsa_index_select.cuda import DsaIndexSelectFactory
 from nxrt.kernels.dsa_index_select.reference import (
     DsaIndexSelectReference,
     DsaIndexSelectReferenceFactory,
 )
+from nxrt.kernels.dsa_index_select.routes import WorkspaceLayout
 from nxrt.kernels.dsa_index_select.spec import INPUT_NAMES, Attributes, Shape, check_execution
 from nxrt.providers.cuda import KERNELS
 from nxrt.tensor import DType

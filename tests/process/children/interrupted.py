@@ -20,7 +20,6 @@ from types import CodeType, FrameType
 from typing import Protocol, TypeVar
 
 import nxrt
-from nxrt.runtime import inside
 from nxrt.runtime.recording import is_recording
 from tests.helpers.cases import OUTPUT
 from tests.process.children import interrupts
@@ -39,8 +38,6 @@ class Closable(Protocol):
 
 
 Made = TypeVar("Made", bound=Closable)
-
-inside.TIMEOUT_S = 0.1  # how long closing waits for a mark that an interrupt left behind
 
 _kept: list[Closable] = []
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 import nxrt
 from nxrt.kernels.dsa_index_select import reference
 from nxrt.providers.base import Replayable
-from nxrt.tensor import DType
 from tests.helpers import fake_kernels
 from tests.helpers.cases import OUTPUT, IndexSelectCase, drawn_case
 from tests.helpers.fake_driver import SONAME, FakeDriver, Shape3
@@ -29,10 +28,7 @@ _kept: list[FakeDriver] = []
 
 
 def use_stand_ins() -> FakeDriver | None:
-    """Register stand-ins where the driver is the double; make no driver call.
-
-    Children run f32 only, so that nothing is compiled to tell dtypes apart.
-    """
+    """Register stand-ins where the driver is the double; make no driver call."""
     end_where_it_hangs()
     if _kept:
         return _kept[0]
@@ -43,7 +39,6 @@ def use_stand_ins() -> FakeDriver | None:
     if not hasattr(library, "fake_register_kernel"):
         return None
     fake = FakeDriver(library)
-    fake_kernels.take_every_image_for(DType.F32)
     fake_kernels.register_all(fake)
     fake.register(fake_kernels.SELECT, "Q" * 6, partial(quick_select, fake))
     _kept.append(fake)

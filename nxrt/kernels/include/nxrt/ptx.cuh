@@ -1,0 +1,66 @@
+// What only PTX can say: matrix products of a warp and copies that go on by themselves; and the
+// block's dynamic shared memory.
+#pragma once
+
+#include "nxrt/numerics.cuh"
+
+// d[16x8] += a[16x16] * b[16x8], a and b of 16-bit floats, two in a word. Lane (g, j) = (lane / 4,
+// lane % 4) holds d[g][2j], d[g][2j+1], d[g+8][2j], d[g+8][2j+1]; words a[g][2j..], a[g+8][2j..],
+// a[g][2j+8..], a[g+8][2j+8..]; and b[2j..][g], b[2j+8..][g].
+__device__ __forceinline__ void mma_m16n8k16(BF16, float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3,
+                                             u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_m16n8k16(F16, float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3,
+                                             u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Copy 16 bytes to shared memory. They are there, for this thread, once `wait_for_copies` has waited
+// for the group that the next `commit_copies` closes.
+__device__ __forceinline__ void copy_chunk(uint4* target, const uint4* source) {
+    const u32 address = static_cast<u32>(__cvta_generic_to_shared(target));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(source) : "memory");
+}
+
+// The same to target[index]: indices known beforehand cost no registers.
+__device__ __forceinline__ void copy_chunk(uint4* target, u32 index, const uint4* source) {
+    const u32 address = static_cast<u32>(__cvta_generic_to_shared(target)) + index * 16;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(source) : "memory");
+}
+
+// Bring the line of an address in global memory nearer; nothing waits for it.
+__device__ __forceinline__ void prefetch(const void* source) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(source));
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Wait until no more than NUM_OPEN of this thread's groups are under way.
+template <u32 NUM_OPEN>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(NUM_OPEN) : "memory");
+}
+
+__device__ __forceinline__ u8* dynamic_shared() {
+    extern __shared__ uint4 dynamic_shared_memory[];
+    return reinterpret_cast<u8*>(dynamic_shared_memory);
+}
+
+__device__ __forceinline__ u32 dynamic_shared_nbytes() {
+    u32 nbytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(nbytes));
+    return nbytes;
+}
+
+// One turn of a loop that waits for another block's write.
+__device__ __forceinline__ void wait_a_little() {}

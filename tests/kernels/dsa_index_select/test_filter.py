@@ -1,0 +1,200 @@
+"""The certified filter gives the oracle's bytes whatever the data, by every way through it."""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nxrt import CudaProvider, DType
+from nxrt.kernels.dsa_index_select.filter_layout import FilterLayout, FilterLimits
+from nxrt.kernels.dsa_index_select.spec import Shape
+from tests.helpers.cases import IndexSelectCase
+from tests.helpers.changed_kernels import changed_kernel
+from tests.helpers.targets import Target
+
+pytestmark = [pytest.mark.gpu, pytest.mark.fake]
+
+Floats = NDArray[np.float32]
+
+
+@dataclass
+class Data:
+    """Hold the operands while a kind of data is made of them."""
+
+    rng: np.random.Generator
+    query: Floats
+    key: Floats
+    weights: Floats
+    bias: Floats
+
+    @property
+    def num_keys(self) -> int:
+        return int(self.key.shape[1])
+
+    def some_keys(self, count: int) -> NDArray[np.int64]:
+        return self.rng.integers(0, self.num_keys, count)
+
+    def where(self, probability: float, value: float) -> None:
+        """Set the bias to a value at random places, and to 0 elsewhere."""
+        self.bias[:] = np.where(self.rng.random(self.bias.shape) < probability, value, 0)
+
+
+def relu(data: Data) -> None:
+    """Most keys score exactly 0: every dot is negative."""
+    data.query = np.abs(data.query)
+    data.key = -np.abs(data.key)
+    data.key[:, data.some_keys(20)] *= -1
+
+
+def near(data: Data) -> None:
+    """Three scores apart by next to nothing, each many times."""
+    data.key[:] = data.key[:, :1]
+    data.key[:, :, 0] += 0.01 * data.rng.integers(0, 3, data.key.shape[:2])
+
+
+def duplicates(data: Data) -> None:
+    data.key[:] = data.key[:, data.rng.integers(0, 5, data.num_keys)]
+
+
+def whole_numbers(data: Data) -> None:
+    for array in (data.query, data.key, data.weights):
+        np.round(array, out=array)
+
+
+def causal_mask(data: Data) -> None:
+    rows, keys = data.bias.shape[2:]
+    last_seen = np.arange(rows)[:, None] + keys // 2
+    data.bias[:] = np.where(np.arange(keys) > last_seen, -np.inf, 0)
+
+
+def set_key(value: float, count: int = 5) -> Callable[[Data], None]:
+    def change(data: Data) -> None:
+        data.key[:, data.some_keys(count), 0] = value
+
+    return change
+
+
+def scaled(query: float, key: float) -> Callable[[Data], None]:
+    def change(data: Data) -> None:
+        data.query *= np.float32(query)
+        data.key *= np.float32(key)
+
+    return change
+
+
+def first_weight(value: float) -> Callable[[Data], None]:
+    def change(data: Data) -> None:
+        data.weights[..., 0] = value
+
+    return change
+
+
+def biased(probability: float, value: float) -> Callable[[Data], None]:
+    return lambda data: data.where(probability, value)
+
+
+def outliers(data: Data) -> None:
+    data.key[:, data.some_keys(7)] *= 1000
+
+
+def no_weights(data: Data) -> None:
+    data.weights *= 0
+
+
+def negative_weights(data: Data) -> None:
+    data.weights = -np.abs(data.weights)
+
+
+KINDS: dict[str, Callable[[Data], None]] = {
+    "gauss": lambda _: None,
+    "zero queries": scaled(0, 1),
+    "zero weights": no_weights,
+    "negative weights": negative_weights,
+    "duplicates": duplicates,
+    "near": near,
+    "relu": relu,
+    "whole numbers": whole_numbers,
+    "nan keys": set_key(np.nan),
+    "infinite keys": set_key(np.inf),
+    "nan weight": first_weight(np.nan),
+    "infinite weight": first_weight(np.inf),
+    "huge": scaled(1e8, 1e30),
+    "large halves": scaled(1e4, 1e4),
+    "tiny": scaled(1e-12, 1e-30),
+    "tiny halves": scaled(1e-6, 1e-6),
+    "subnormal": scaled(1, 1e-38),
+    "outliers": outliers,
+    "masked": biased(0.7, -np.inf),
+    "nearly all masked": biased(0.97, -1e30),
+    "all masked": biased(2, -np.inf),
+    "causal": causal_mask,
+    "bias -1e9": biased(0.9, -1e9),
+    "bias inf": biased(0.01, np.inf),
+    "bias nan": biased(0.5, np.nan),
+    "bias 1000": biased(2, 1000),
+}
+
+SHAPES = {
+    "groups": Shape(2, 2, 1500, 32, 128, 200),
+    "narrow": Shape(1, 1, 2500, 8, 64, 64),
+    "padded heads": Shape(1, 3, 900, 24, 128, 300),
+    "more heads": Shape(1, 1, 600, 64, 64, 700),
+    "prefill": Shape(2, 19, 700, 32, 64, 100),
+}
+
+TIGHT = {
+    "groups": FilterLimits(132, 184_000),
+    "one block a row": FilterLimits(1, 184_000),
+}
+
+
+def drawn(kind: str, shape: Shape, dtype: DType) -> IndexSelectCase:
+    rng = np.random.default_rng(zlib.crc32(f"{kind} {shape} {dtype}".encode()))
+    sizes = [(shape.B, shape.S, shape.H, shape.D), (shape.B, shape.T, shape.D)]
+    query, key, weights = (
+        rng.standard_normal(size).astype(np.float32)
+        for size in (*sizes, (shape.B, shape.S, shape.H))
+    )
+    bias = np.zeros((shape.B, 1, shape.S, shape.T), np.float32)
+    data = Data(rng, query, key, weights, bias)
+    with np.errstate(all="ignore"):
+        KINDS[kind](data)
+    operands = (data.query, data.key, data.weights, data.bias)
+    scales = {"scale": shape.D**-0.5, "weights_scale": shape.H**-0.5}
+    return IndexSelectCase(kind, *operands, shape.K, **scales, dtype=dtype)
+
+
+def check(target: Target, case: IndexSelectCase, repeats: int = 3) -> None:
+    with np.errstate(all="ignore"):
+        assert target.run(case, repeats=repeats).tobytes() == case.expected().tobytes()
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_data(
+    cuda_provider: CudaProvider, kind: str, shape: Shape, dtype: DType
+) -> None:
+    check(Target(cuda_provider, "eager"), drawn(kind, shape, dtype), repeats=1)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("kind", ["gauss", "near", "relu"])
+def test_captured(cuda_provider: CudaProvider, kind: str, shape: Shape) -> None:
+    check(Target(cuda_provider, "captured"), drawn(kind, shape, DType.BF16))
+
+
+@pytest.mark.parametrize("limits", TIGHT.values(), ids=TIGHT)
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_buffers_that_overflow(
+    cuda_provider: CudaProvider, kind: str, dtype: DType, limits: FilterLimits
+) -> None:
+    shape = Shape(1, 2, 2600, 16, 128, 40)
+    capacity = FilterLayout.of(shape, limits).capacity
+    assert shape.K + 512 < capacity < 2600
+    with changed_kernel(cuda_provider, limits=limits):
+        check(Target(cuda_provider, "eager"), drawn(kind, shape, dtype), repeats=1)
