@@ -11,33 +11,73 @@ constexpr u32 THREADS = WARPS * WARP_SIZE;
 constexpr u32 DIGIT_BITS = 11;
 constexpr u32 NUM_BINS = 1u << DIGIT_BITS;
 constexpr u32 FIRST_SHIFT = 64 - DIGIT_BITS;
-constexpr u32 CERTAIN = 0xffffffffu;  // above every score's key
+constexpr u32 IS_EXACT = 1u << 31;         // of a place, whose other bits are the position
+constexpr float UNIT = 0x1p-24f;           // the largest relative error of one rounding
 
 __device__ __forceinline__ u64 ranked(u32 key, u32 position) {
     return static_cast<u64>(key) << 32 | static_cast<u32>(~position);
 }
 
-// In shared memory, in ascending order of position.
-struct Candidates {
-    u32* position;
-    u32* lower;
-    u32* upper;
+// How far a score may be from its approximation, both with the bias added and rounded: `radius`
+// without it. An infinite approximation is that of an infinite bias, and no longer one.
+__device__ __forceinline__ float radius_at(float value, float radius) {
+    const float size = fabsf(value);
+    return size <= 0x1.fffffep127f ? __fmaf_ru(size, 2.5f * UNIT, radius) : 0.0f;
+}
 
-    __device__ __forceinline__ u64 low(u32 i) const { return ranked(lower[i], position[i]); }
-    __device__ __forceinline__ u64 high(u32 i) const { return ranked(upper[i], position[i]); }
+// In shared memory, in no order. The value is the score where the place says so, NaN where nothing
+// is known, and elsewhere an approximation.
+struct Candidates {
+    u32* places;
+    float* values;
+    float radius;
+
+    __device__ __forceinline__ u32 position(u32 i) const { return places[i] & ~IS_EXACT; }
+
+    __device__ __forceinline__ u64 low(u32 i) const {
+        const float value = values[i];
+        if (places[i] & IS_EXACT) return ranked(total_order_key(value), position(i));
+        if (value != value) return ranked(0, position(i));
+        const float lowest = __fadd_rd(value, -radius_at(value, radius));
+        return ranked(total_order_key(lowest), position(i));
+    }
+
+    __device__ __forceinline__ u64 high(u32 i) const {
+        const float value = values[i];
+        if (places[i] & IS_EXACT) return ranked(total_order_key(value), position(i));
+        if (value != value) return ranked(0xffffffffu, position(i));
+        const float highest = __fadd_ru(value, radius_at(value, radius));
+        return ranked(total_order_key(highest), position(i));
+    }
 };
 
 struct SelectState {
-    u32 bins[NUM_BINS];
+    u32 bins[NUM_BINS];    // of the values collected so far, as ValueBins has them
+    u32 digits[NUM_BINS];  // scratch of a radix search
+    u64 threshold;         // what a key must reach to be collected
+    u64 most;
     u32 warp_sums[WARPS];
-    u32 masks[2][WARPS];
     u32 digit;
     u32 num_above;
-    u32 count;
-    u32 num_contenders;
-    u32 num_inexact;
-    u64 most[WARPS];
+    u32 count;             // of the candidates
+    u32 num_kept;
+    u32 num_wild;          // of which nothing is known
+    u32 num_certain;
+    u32 num_doubts;
+    u32 num_before;
+    u32 doubts_place;
 };
+
+// Number the lanes that want a place, after those who came before; the others' result is unused.
+__device__ __forceinline__ u32 take_place(u32* count, bool is_wanted) {
+    const u32 lane_idx = threadIdx.x % WARP_SIZE;
+    const u32 mask = __ballot_sync(FULL_WARP, is_wanted);
+    if (mask == 0) return 0;
+    const u32 leader = __ffs(mask) - 1;
+    u32 first = 0;
+    if (lane_idx == leader) first = atomicAdd(count, static_cast<u32>(__popc(mask)));
+    return __shfl_sync(FULL_WARP, first, leader) + __popc(mask & ((1u << lane_idx) - 1));
+}
 
 __device__ __forceinline__ u32 next_shift(u32 shift) {
     return shift > DIGIT_BITS ? shift - DIGIT_BITS : 0;
@@ -55,27 +95,41 @@ __device__ __forceinline__ bool begins_with(u64 value, u64 prefix, u32 shift) {
     return (value ^ prefix) >> known == 0;
 }
 
-__device__ __forceinline__ void clear_bins(SelectState& state) {
-    for (u32 bin = threadIdx.x; bin < NUM_BINS; bin += THREADS) state.bins[bin] = 0;
+__device__ __forceinline__ void clear(u32* bins) {
+    for (u32 bin = threadIdx.x; bin < NUM_BINS; bin += THREADS) bins[bin] = 0;
 }
 
 // Find the bin that holds the wanted-th value from the top, into state.digit, and how many are in
-// bins above it. There must be at least `wanted`. Ends with a barrier.
-__device__ __forceinline__ void choose_digit(SelectState& state, u32 wanted) {
-    constexpr u32 BINS_PER_THREAD = NUM_BINS / THREADS;
-    const u32 highest = NUM_BINS - 1 - threadIdx.x * BINS_PER_THREAD;
+// bins above it. Return how many values there are; where they are too few, nothing is found. Begins
+// and ends with a barrier.
+__device__ __forceinline__ u32 choose_bin(SelectState& state, const u32* bins, u32 wanted) {
+    constexpr u32 QUADS_PER_THREAD = NUM_BINS / THREADS / 4;
+    const u32 first_quad = (THREADS - 1 - threadIdx.x) * QUADS_PER_THREAD;
+    u32 counts[4 * QUADS_PER_THREAD];
     u32 sum = 0;
+    __syncthreads();
 #pragma unroll
-    for (u32 i = 0; i < BINS_PER_THREAD; ++i) sum += state.bins[highest - i];
+    for (u32 i = 0; i < QUADS_PER_THREAD; ++i) {
+        const uint4 quad = reinterpret_cast<const uint4*>(bins)[first_quad + i];
+        counts[4 * i] = quad.x;
+        counts[4 * i + 1] = quad.y;
+        counts[4 * i + 2] = quad.z;
+        counts[4 * i + 3] = quad.w;
+        sum += quad.x + quad.y + quad.z + quad.w;
+    }
     u32 total;
     u32 above = block_exclusive_sum(sum, state.warp_sums, total);
-    if (above < wanted && wanted <= above + sum) {
-        u32 bin = highest;
-        while (above + state.bins[bin] < wanted) above += state.bins[bin--];
-        state.digit = bin;
-        state.num_above = above;
+    const bool is_here = above < wanted && wanted <= above + sum;
+#pragma unroll
+    for (u32 i = 4 * QUADS_PER_THREAD; i-- > 0;) {
+        if (is_here && above < wanted && wanted <= above + counts[i]) {
+            state.digit = first_quad * 4 + i;
+            state.num_above = above;
+        }
+        above += counts[i];
     }
     __syncthreads();
+    return total;
 }
 
 // Return the k-th largest value of n, or a lower one that exactly k values reach. All threads call,
@@ -85,71 +139,55 @@ __device__ __forceinline__ u64 kth_largest(SelectState& state, u32 n, u32 k, Val
     u64 prefix = 0;
     u32 wanted = k;
     for (u32 shift = FIRST_SHIFT;; shift = next_shift(shift)) {
-        clear_bins(state);
+        clear(state.digits);
         __syncthreads();
         for (u32 i = threadIdx.x; i < n; i += THREADS) {
             const u64 found = value(i);
             if (begins_with(found, prefix, shift)) {
-                atomicAdd(&state.bins[digit_of(found, shift)], 1u);
+                atomicAdd(&state.digits[digit_of(found, shift)], 1u);
             }
         }
-        __syncthreads();
-        choose_digit(state, wanted);
+        choose_bin(state, state.digits, wanted);
         prefix |= static_cast<u64>(state.digit) << shift;
         wanted -= state.num_above;
-        const bool is_found = state.bins[state.digit] == wanted || shift == 0;
+        const bool is_found = state.digits[state.digit] == wanted || shift == 0;
         __syncthreads();
         if (is_found) return prefix;
     }
 }
 
-// Keep, in order, the candidates that `keeps` says; return how many. All threads call.
-template <class Keeps>
-__device__ __forceinline__ u32 compact(SelectState& state, const Candidates& all, u32 n,
-                                       Keeps keeps) {
-    u32 kept = 0;
-    for (u32 begin = 0; begin < n; begin += THREADS) {
-        const u32 i = begin + threadIdx.x;
-        const bool is_kept = i < n && keeps(i);
-        const u32 position = is_kept ? all.position[i] : 0;
-        const u32 lower = is_kept ? all.lower[i] : 0;
-        const u32 upper = is_kept ? all.upper[i] : 0;
-        u32 total;
-        const u32 before = block_exclusive_sum(is_kept ? 1u : 0u, state.warp_sums, total);
-        if (is_kept) {
-            all.position[kept + before] = position;
-            all.lower[kept + before] = lower;
-            all.upper[kept + before] = upper;
+// Keep the candidates that reach state.threshold. All threads call. Ends with a barrier.
+__device__ __forceinline__ void compact(SelectState& state, const Candidates& all) {
+    constexpr u32 AT_ONCE = 4;
+    const u32 n = state.count;
+    if (threadIdx.x == 0) state.num_kept = 0;
+    for (u32 begin = 0; begin < n; begin += AT_ONCE * THREADS) {
+        u32 places[AT_ONCE];
+        float values[AT_ONCE];
+        bool is_kept[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            const u32 index = begin + i * THREADS + threadIdx.x;
+            is_kept[i] = index < n && all.high(index) >= state.threshold;
+            places[i] = index < n ? all.places[index] : 0;
+            values[i] = index < n ? all.values[index] : 0.0f;
         }
-        kept += total;
+        // What is written from here on comes no later than what has been read.
+        __syncthreads();
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            const u32 place = take_place(&state.num_kept, is_kept[i]);
+            if (!is_kept[i]) continue;
+            all.places[place] = places[i];
+            all.values[place] = values[i];
+        }
     }
     __syncthreads();
-    return kept;
+    if (threadIdx.x == 0) state.count = state.num_kept;
+    __syncthreads();
 }
 
-// Drop whatever cannot be among the k best of n > k; return the new number. `threshold` gets what
-// an upper bound must reach from now on.
-__device__ __forceinline__ u32 prune(SelectState& state, const Candidates& all, u32 n, u32 k,
-                                     u64& threshold) {
-    threshold = kth_largest(state, n, k, [&](u32 i) { return all.low(i); });
-    return compact(state, all, n, [&](u32 i) { return all.high(i) >= threshold; });
-}
-
-// Return the largest upper bound among those whose lower bound is below the threshold.
-__device__ __forceinline__ u64 most_of_the_rest(SelectState& state, const Candidates& all, u32 n,
-                                                u64 threshold) {
-    u64 most = 0;
-    for (u32 i = threadIdx.x; i < n; i += THREADS) {
-        if (all.low(i) < threshold && all.high(i) > most) most = all.high(i);
-    }
-    for (u32 offset = WARP_SIZE / 2; offset > 0; offset >>= 1) {
-        const u64 other = __shfl_xor_sync(FULL_WARP, most, offset);
-        if (other > most) most = other;
-    }
-    if (threadIdx.x % WARP_SIZE == 0) state.most[threadIdx.x / WARP_SIZE] = most;
+__device__ __forceinline__ void raise(SelectState& state, u64 threshold) {
+    if (threadIdx.x == 0 && threshold > state.threshold) state.threshold = threshold;
     __syncthreads();
-    most = 0;
-    for (u32 warp = 0; warp < WARPS; ++warp) most = state.most[warp] > most ? state.most[warp] : most;
-    __syncthreads();
-    return most;
 }

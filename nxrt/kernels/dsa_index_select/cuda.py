@@ -20,7 +20,7 @@ from nxrt.kernels.api import (
     KernelMatch,
     WorkspaceRequirement,
 )
-from nxrt.kernels.dsa_index_select.filter_layout import DEPTHS, DTYPES, FilterLimits
+from nxrt.kernels.dsa_index_select.filter_layout import DEPTHS, DTYPES, HALF_DTYPES, FilterLimits
 from nxrt.kernels.dsa_index_select.prefill_route import PrefillRoute, all_prefill_units
 from nxrt.kernels.dsa_index_select.routes import (
     ExactRoute,
@@ -133,10 +133,12 @@ class DsaIndexSelect(Kernel[Stream]):
             undo.callback(self._exact.close)
             self._filters: tuple[PrefillRoute | FilterRoute, ...] = ()
             if has_filter and depth is not None:
-                prefill = PrefillRoute(attributes, dtype, depth, context, options.limits)
-                undo.callback(prefill.close)
                 decode = FilterRoute(attributes, dtype, depth, context, options.limits)
-                self._filters = (prefill, decode)
+                undo.callback(decode.close)
+                self._filters = (decode,)
+                if dtype in HALF_DTYPES:
+                    prefill = PrefillRoute(attributes, dtype, depth, context, options.limits)
+                    self._filters = (prefill, decode)
             undo.pop_all()
         self.workspace = Workspace(context.allocator, holder="DsaIndexSelect")
 

@@ -8,26 +8,30 @@ from dataclasses import dataclass
 from nxrt.kernels.dsa_index_select.spec import Shape
 from nxrt.tensor import DType, checked_product
 
-DTYPES = (DType.F16, DType.BF16)
+HALF_DTYPES = (DType.F16, DType.BF16)
+DTYPES = (DType.F32, *HALF_DTYPES)
 DEPTHS = (64, 128)
-NUM_THREADS = 256
-TILE = NUM_THREADS
-"""Keys of a block at once."""
+MAX_DOUBTS = 512
+"""Keys of a row that are scored because their bounds leave them open; more take another way."""
+
+OUTCOME_NBYTES = 8
+"""Of a row: how many keys were scored, and whether all had to be."""
 
 _NUM_WARPS = 8
 _WARP_SIZE = 32
 _NUM_STAGES = 2
+_SAMPLE_WARPS = 2
 _EXACT_KEYS = 4
-_CHUNK = 8
 _HEAD_TILE = 16
 _HEAD_STEP = 8
 _NUM_BINS = 2048
-_NUM_HISTOGRAMS = 3
-_MAX_GROUP = 256
+_NUM_SLOTS = 4
+_MAX_TEAM = 256
 _WORD = 4
-_SELECT_STATE_NBYTES = _WORD * (_NUM_BINS + 3 * _NUM_WARPS + 5) + _WORD + 8 * _NUM_WARPS
-_CONTROL_NBYTES = _WORD * (4 + 2 * _MAX_GROUP + _NUM_HISTOGRAMS * _NUM_BINS)
-_CANDIDATE_NBYTES = 3 * _WORD
+_SELECT_STATE_NBYTES = _WORD * 2 * _NUM_BINS + 2 * 8 + _WORD * (_NUM_WARPS + 9) + _WORD
+_SLOT_NBYTES = _WORD * (_NUM_BINS + 6 + _MAX_TEAM) + 8 * MAX_DOUBTS + 8
+_CONTROL_NBYTES = 16 + _NUM_SLOTS * _SLOT_NBYTES
+_CANDIDATE_NBYTES = 2 * _WORD
 _SEGMENT = 16
 
 
@@ -54,12 +58,10 @@ class FilterLayout:
     Args:
         blocks_per_row: along x; where there are several they work at the same time.
         num_row_blocks: along y.
-        keys_per_block: whole tiles of a row.
+        keys_per_block: of a row.
         capacity: candidates that a block's shared memory holds.
         shared_nbytes: of a block.
-        list_length: candidates that the blocks of a row hand over together.
-        lists_nbytes: of all rows; 0 where each has one block.
-        control_nbytes: what the blocks of a row share, zero before and after a launch.
+        control_nbytes: by which the blocks of a row meet; 0 where each row has one block.
     """
 
     blocks_per_row: int
@@ -67,30 +69,28 @@ class FilterLayout:
     keys_per_block: int
     capacity: int
     shared_nbytes: int
-    list_length: int
-    lists_nbytes: int
     control_nbytes: int
 
     @classmethod
-    def of(cls, shape: Shape, limits: FilterLimits) -> "FilterLayout":
+    def of(cls, shape: Shape, dtype: DType, limits: FilterLimits) -> "FilterLayout":
         """Return the layout of a shape that `serves` accepts."""
-        num_tiles = -(-shape.T // TILE)
+        tile, keys = _tile(dtype), _tile(dtype) // _NUM_WARPS
+        num_groups = -(-shape.T // keys)
         wanted = max(1, limits.num_multiprocessors // shape.num_rows)
-        tiles_per_block = -(-num_tiles // min(wanted, num_tiles, _MAX_GROUP))
-        blocks_per_row = -(-num_tiles // tiles_per_block)
-        keys_per_block = tiles_per_block * TILE
-        capacity = _capacity(shape, limits)
-        list_length = min(num_tiles * TILE, capacity)
-        num_lists = shape.num_rows if blocks_per_row > 1 else 0
+        wanted = max(wanted, -(-shape.T // _most_keys(shape, dtype)))
+        most = min(-(-shape.T // tile), _MAX_TEAM, limits.num_multiprocessors)
+        keys_per_block = -(-num_groups // min(wanted, most)) * keys
+        blocks_per_row = -(-shape.T // keys_per_block)
+        capacity = _capacity(shape, dtype, limits)
         return cls(
             blocks_per_row=blocks_per_row,
-            num_row_blocks=min(shape.num_rows, limits.num_multiprocessors),
+            num_row_blocks=min(shape.num_rows, limits.num_multiprocessors // blocks_per_row),
             keys_per_block=keys_per_block,
             capacity=capacity,
-            shared_nbytes=_fixed_nbytes(shape) + 3 * _segment(capacity * _WORD),
-            list_length=list_length,
-            lists_nbytes=checked_product("lists", num_lists, list_length, _CANDIDATE_NBYTES),
-            control_nbytes=num_lists * _CONTROL_NBYTES,
+            shared_nbytes=_fixed_nbytes(shape, dtype) + 2 * _segment(capacity * _WORD),
+            control_nbytes=checked_product(
+                "control words", shape.num_rows if blocks_per_row > 1 else 0, _CONTROL_NBYTES
+            ),
         )
 
 
@@ -98,31 +98,56 @@ def serves(shape: Shape, dtype: DType, limits: FilterLimits) -> bool:
     """Say whether the certified filter can take a shape with at least one row and one key."""
     if dtype not in DTYPES or shape.D not in DEPTHS or shape.H % _HEAD_STEP or shape.H == 0:
         return False
-    if shape.T >= 2**32 or shape.num_cells == 0:
+    if shape.T >= 2**31 or shape.num_cells == 0:
         return False
-    # What is left of the row when its blocks have met, a tile to come, and room for the doubtful.
-    needed = shape.K + shape.K // 8 + 2 * TILE
-    return _capacity(shape, limits) >= needed
+    most_blocks = min(_MAX_TEAM, limits.num_multiprocessors)
+    if shape.T > most_blocks * _most_keys(shape, dtype):
+        return False
+    # What may be chosen of the row, a tile to come, and room for the doubtful; and the sample, which
+    # lies there before.
+    needed = shape.K + max(shape.K // 8, MAX_DOUBTS) + 2 * _tile(dtype)
+    scratch = _stages_nbytes(shape, dtype) // _NUM_STAGES // _NUM_WARPS * _SAMPLE_WARPS
+    scratch //= _CANDIDATE_NBYTES
+    return _capacity(shape, dtype, limits) >= max(needed, scratch)
 
 
-def _capacity(shape: Shape, limits: FilterLimits) -> int:
-    left = limits.max_shared_nbytes - _fixed_nbytes(shape)
-    in_stages = _NUM_STAGES * TILE * shape.D * 2 // (2 * _WORD)  # where two lists are kept
-    return max(0, min(left // _CANDIDATE_NBYTES, in_stages) // _SEGMENT * _SEGMENT)
+def _num_parts(dtype: DType) -> int:
+    return 2 if dtype is DType.F32 else 1
 
 
-def _fixed_nbytes(shape: Shape) -> int:
+def _tile(dtype: DType) -> int:
+    return _NUM_WARPS * 32 // _num_parts(dtype)
+
+
+def _stages_nbytes(shape: Shape, dtype: DType) -> int:
+    return _NUM_STAGES * _tile(dtype) * shape.D * dtype.itemsize
+
+
+def _most_keys(shape: Shape, dtype: DType) -> int:
+    """Return how many keys of a row a block can mark, one bit each, where the stages were."""
+    scratch = (
+        _NUM_WARPS * _EXACT_KEYS * shape.D * dtype.itemsize
+        + _NUM_WARPS * _EXACT_KEYS * _WARP_SIZE * _WORD
+        + MAX_DOUBTS * (8 + _WORD)
+    )
+    tile = _tile(dtype)
+    return (_stages_nbytes(shape, dtype) - scratch) * 8 // tile * tile
+
+
+def _capacity(shape: Shape, dtype: DType, limits: FilterLimits) -> int:
+    left = limits.max_shared_nbytes - _fixed_nbytes(shape, dtype)
+    return max(0, left // _CANDIDATE_NBYTES // _SEGMENT * _SEGMENT)
+
+
+def _fixed_nbytes(shape: Shape, dtype: DType) -> int:
     heads = -(-shape.H // _HEAD_TILE) * _HEAD_TILE
     segments = (
-        heads * shape.D * 2,
-        heads * shape.D * 2,
-        _NUM_WARPS * _EXACT_KEYS * shape.D * 2,
+        heads * shape.D * dtype.itemsize,
+        _num_parts(dtype) * heads * shape.D * 2,
         heads * _WORD,
         heads * _WORD,
-        NUM_THREADS * _CHUNK * _WORD,
-        _NUM_WARPS * _EXACT_KEYS * _WARP_SIZE * _WORD,
         _SELECT_STATE_NBYTES,
-        _NUM_STAGES * TILE * shape.D * 2,
+        _stages_nbytes(shape, dtype),
     )
     return sum(map(_segment, segments))
 

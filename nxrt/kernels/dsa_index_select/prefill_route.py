@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from nxrt.kernels.api import CompileUnit, GraphResource
-from nxrt.kernels.dsa_index_select.filter_layout import DEPTHS, DTYPES, FilterLimits
+from nxrt.kernels.dsa_index_select.filter_layout import DEPTHS, HALF_DTYPES, FilterLimits
 from nxrt.kernels.dsa_index_select.prefill.prefill_layout import (
     SETTLE_WARPS,
     PrefillPlan,
@@ -49,12 +49,12 @@ def prefill_units(dtype: DType, depth: int) -> tuple[CompileUnit, CompileUnit]:
 
 def all_prefill_units() -> list[CompileUnit]:
     """Return everything the route may compile."""
-    return [unit for dtype in DTYPES for depth in DEPTHS for unit in prefill_units(dtype, depth)]
+    return [unit for dtype in HALF_DTYPES for depth in DEPTHS for unit in prefill_units(dtype, depth)]
 
 
 def planned_prefill(shape: Shape, dtype: DType, limits: FilterLimits) -> PrefillPlan | None:
     """Return how a shape would be run, or None where it cannot be or need not."""
-    if dtype not in DTYPES or shape.D not in DEPTHS or shape.H == 0 or shape.H % _HEAD_STEP:
+    if dtype not in HALF_DTYPES or shape.D not in DEPTHS or shape.H == 0 or shape.H % _HEAD_STEP:
         return None
     if shape.num_cells == 0 or shape.T >= 2**32 or shape.S < MIN_ROWS_PER_BATCH:
         return None

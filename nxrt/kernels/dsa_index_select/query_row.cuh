@@ -9,17 +9,34 @@
 using Input = NXRT_DTYPE;
 using Stored = Input::storage;
 
+// What tensor cores take of a value.
+template <class Type>
+struct Part16 {
+    using type = Type;
+};
+template <>
+struct Part16<F32> {
+    using type = BF16;
+};
+using Part = Part16<Input>::type;
+
+// A float is the sum of two halves and of what is left over; three of their products are taken.
+constexpr bool IS_SPLIT = sizeof(Stored) == 4;
+
 constexpr u32 D = NXRT_DEPTH;
-constexpr u32 CHUNK = 8;              // 16-bit values in a 16-byte load
+constexpr u32 CHUNK = 16 / sizeof(Stored);  // values in a 16-byte load
 constexpr u32 CHUNKS = D / CHUNK;     // of a head, or of a key
 constexpr u32 HEAD_TILE = 16;
 constexpr u32 STEPS = D / 16;         // of the depth, by one matrix instruction each
-constexpr u32 EXACT_KEYS = 4;         // keys that a warp scores exactly at once
-constexpr float UNIT = 0x1p-24f;      // the largest relative error of one rounding
+constexpr u32 PARTS = IS_SPLIT ? 2 : 1;     // of a value
+constexpr u32 PRODUCTS = IS_SPLIT ? 3 : 1;  // of parts
+constexpr u32 EXACT_KEYS = 4;         // the most keys that a warp scores exactly at once
 constexpr float TINY = 0x1p-126f;     // the largest error of one flushed or subnormal result
 constexpr float LARGE = 0x1p100f;     // no partial sum of a key that is filtered gets so large
 // What a matrix instruction adds to a dot, in units of the sum of its absolute products.
-constexpr float TENSOR_ERROR = 4 * D * UNIT;
+constexpr float TENSOR_ERROR = 4 * PRODUCTS * D * UNIT;
+constexpr float SPLIT_ERROR = IS_SPLIT ? 0x1.9p-17f : 0.0f;  // of a product, from what is left over
+constexpr float SPLIT_TINY = IS_SPLIT ? 0x1p-129f : 0.0f;    // of a norm, where halves are subnormal
 constexpr float INFLATE = 1.01f;      // for all that is of second order
 
 static_assert(D % 64 == 0, "a chunk of every quarter of a warp");
@@ -34,11 +51,12 @@ struct Radius {
 };
 
 struct QueryRow {
-    uint4* chunks;   // [H16][CHUNKS], chunk c of head h at c ^ twist(h); zero from H on
-    uint4* fragments;  // [H16 / HEAD_TILE][STEPS][WARP_SIZE], as the matrix instruction takes them
+    uint4* chunks;   // [H][CHUNKS], chunk c of head h at c ^ twist(h)
+    uint4* fragments;  // [PARTS][H16 / HEAD_TILE][STEPS][WARP_SIZE], for the matrix instruction
     float* weights;  // [H16], w * weights_scale; zero from H on
     float* scaled_weights;  // [H16], the same times the scale
     float* sums;     // [THREADS][CHUNK], scratch of the radius
+    float4* warp_sums;  // [WARPS], likewise
     uint4* staged;   // [WARPS][EXACT_KEYS][CHUNKS], keys that are scored exactly
     float* terms;    // [WARPS][EXACT_KEYS][WARP_SIZE]
     u32 H;
@@ -55,58 +73,81 @@ __device__ __forceinline__ uint4& chunk_of(const QueryRow& row, u32 h, u32 c) {
     return row.chunks[h * CHUNKS + (c ^ twist(h))];
 }
 
-__device__ __forceinline__ float half_of(u32 word, u32 half) {
-    return Input::widen(static_cast<Stored>(word >> 16 * half));
+__device__ __forceinline__ u32 word_of(const uint4& chunk, u32 i) {
+    return i == 0 ? chunk.x : i == 1 ? chunk.y : i == 2 ? chunk.z : chunk.w;
 }
 
-// Lane (g, j) has at step 2c + i the i-th halves of chunks 4c + j of heads g and g + 8, in the order of
-// the instruction's operands, so that they come to neighbouring registers.
-__device__ __forceinline__ uint4 fragment_of(const Stored* query, u32 H, u32 i) {
+__device__ __forceinline__ float value_of(const uint4& chunk, u32 e) {
+    if constexpr (IS_SPLIT) {
+        return __uint_as_float(word_of(chunk, e));
+    } else {
+        return Input::widen(static_cast<Stored>(word_of(chunk, e / 2) >> 16 * (e % 2)));
+    }
+}
+
+// Two words have four values of one step: of a chunk of eight the first or the last, of floats one
+// part of all.
+__device__ __forceinline__ uint2 step_words(const uint4& chunk, u32 step, u32 part) {
+    if constexpr (IS_SPLIT) {
+        const uint2 high{pack_bf16(value_of(chunk, 0), value_of(chunk, 1)),
+                         pack_bf16(value_of(chunk, 2), value_of(chunk, 3))};
+        if (part == 0) return high;
+        float left[CHUNK];
+#pragma unroll
+        for (u32 e = 0; e < CHUNK; ++e) {
+            const u32 word = e < 2 ? high.x : high.y;
+            left[e] = value_of(chunk, e) - BF16::widen(static_cast<u16>(word >> 16 * (e % 2)));
+        }
+        return {pack_bf16(left[0], left[1]), pack_bf16(left[2], left[3])};
+    } else {
+        return step % 2 == 0 ? uint2{chunk.x, chunk.y} : uint2{chunk.z, chunk.w};
+    }
+}
+
+// The chunk of a head or a key that lane (g, j) has at a step.
+__device__ __forceinline__ u32 chunk_at(u32 step, u32 j) {
+    return (IS_SPLIT ? step : step / 2) * 4 + j;
+}
+
+// Lane (g, j) has at a step what step_words gives of heads g and g + 8, in the order of the
+// instruction's operands, so that they come to neighbouring registers.
+__device__ __forceinline__ uint4 fragment_of(const QueryRow& row, u32 i) {
     const u32 lane_idx = i % WARP_SIZE;
     const u32 step = i / WARP_SIZE % STEPS;
-    const u32 d = (step / 2 * 4 + lane_idx % 4) * CHUNK + step % 2 * (CHUNK / 2);
-    const u32 h = i / (WARP_SIZE * STEPS) * HEAD_TILE + lane_idx / 4;
-    uint2 halves[2] = {{0, 0}, {0, 0}};
-#pragma unroll
-    for (u32 half = 0; half < 2; ++half) {
-        if (h + 8 * half >= H) continue;
-        halves[half] = *reinterpret_cast<const uint2*>(query + (h + 8 * half) * D + d);
-    }
-    return {halves[0].x, halves[1].x, halves[0].y, halves[1].y};
+    const u32 head_tile = i / (WARP_SIZE * STEPS);
+    const u32 head_tiles = row.H16 / HEAD_TILE;
+    const u32 part = head_tile / head_tiles;
+    const u32 h = (head_tile - part * head_tiles) * HEAD_TILE + lane_idx / 4;
+    const u32 c = chunk_at(step, lane_idx % 4);
+    const uint2 first = step_words(chunk_of(row, h, c), step, part);
+    uint2 second{0, 0};
+    if (h + 8 < row.H) second = step_words(chunk_of(row, h + 8, c), step, part);
+    return {first.x, second.x, first.y, second.y};
 }
 
-__device__ __forceinline__ void load_query(const QueryRow& row, const Stored* query,
-                                           const Stored* weights, float weights_scale) {
+// Start to copy a query; finish_query takes it up once this thread's copies are there.
+__device__ __forceinline__ void start_query(const QueryRow& row, const Stored* query) {
     const uint4* source = reinterpret_cast<const uint4*>(query);
-    for (u32 i = threadIdx.x; i < row.H16 * CHUNKS; i += THREADS) {
-        const u32 h = i / CHUNKS;
-        chunk_of(row, h, i % CHUNKS) = h < row.H ? source[i] : uint4{0, 0, 0, 0};
+    for (u32 i = threadIdx.x; i < row.H * CHUNKS; i += THREADS) {
+        copy_chunk(&chunk_of(row, i / CHUNKS, i % CHUNKS), source + i);
     }
-    for (u32 i = threadIdx.x; i < row.H16 / HEAD_TILE * STEPS * WARP_SIZE; i += THREADS) {
-        row.fragments[i] = fragment_of(query, row.H, i);
-    }
+}
+
+// Lay out for the matrix instruction what start_query has copied. Begins and ends with a barrier.
+__device__ __forceinline__ void finish_query(const QueryRow& row, const Stored* weights,
+                                             float weights_scale) {
     for (u32 h = threadIdx.x; h < row.H16; h += THREADS) {
         const float weight = h < row.H ? __fmul_rn(Input::widen(weights[h]), weights_scale) : 0.0f;
         row.weights[h] = weight;
         row.scaled_weights[h] = __fmul_rn(weight, row.scale);
     }
-}
-
-// Combine a value of every thread; all threads call and get the result. Three barriers.
-template <class Combine>
-__device__ __forceinline__ float combine_block(float* scratch, float value, Combine combine) {
-#pragma unroll
-    for (u32 offset = WARP_SIZE / 2; offset > 0; offset >>= 1) {
-        value = combine(value, __shfl_xor_sync(FULL_WARP, value, offset));
+    __syncthreads();
+    const u32 num_fragments = PARTS * row.H16 / HEAD_TILE * STEPS * WARP_SIZE;
+#pragma unroll 2
+    for (u32 i = threadIdx.x; i < num_fragments; i += THREADS) {
+        row.fragments[i] = fragment_of(row, i);
     }
     __syncthreads();
-    if (threadIdx.x % WARP_SIZE == 0) scratch[threadIdx.x / WARP_SIZE] = value;
-    __syncthreads();
-    value = scratch[0];
-#pragma unroll
-    for (u32 warp = 1; warp < WARPS; ++warp) value = combine(value, scratch[warp]);
-    __syncthreads();
-    return value;
 }
 
 __device__ __forceinline__ float add_up(float a, float b) { return __fadd_ru(a, b); }
@@ -121,20 +162,21 @@ struct RowNorms {
     bool has_small;      // a weight whose products with the scale would lose precision
 };
 
-// Thread (part, chunk) adds up 8 depths of every PARTS-th head.
-__device__ __forceinline__ RowNorms norms_of(const QueryRow& row) {
-    constexpr u32 PARTS = THREADS / CHUNKS;
+// Threads from FIRST on add up heads, each the depths of one chunk of every so many heads, into `sums`
+// [turns][D]; return the largest square of a head. FIRST is a multiple of WARP_SIZE.
+template <u32 FIRST>
+__device__ __forceinline__ float add_heads(const QueryRow& row) {
+    constexpr u32 TURNS = (THREADS - FIRST) / CHUNKS;
     const u32 c = threadIdx.x % CHUNKS;
     float sums[CHUNK] = {};
-    float q = 0.0f;
-    for (u32 h = threadIdx.x / CHUNKS; h < row.H16; h += PARTS) {
+    float largest = 0.0f;
+    for (u32 h = (threadIdx.x - FIRST) / CHUNKS; h < row.H; h += TURNS) {
         const uint4 chunk = chunk_of(row, h, c);
-        const u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
         const float weight = fabsf(row.weights[h]);
         float squares = 0.0f;
 #pragma unroll
         for (u32 e = 0; e < CHUNK; ++e) {
-            const float value = half_of(words[e / 2], e % 2);
+            const float value = value_of(chunk, e);
             sums[e] = __fmaf_ru(weight, fabsf(value), sums[e]);
             squares = __fmaf_ru(value, value, squares);
         }
@@ -142,106 +184,139 @@ __device__ __forceinline__ RowNorms norms_of(const QueryRow& row) {
         for (u32 offset = CHUNKS / 2; offset > 0; offset >>= 1) {
             squares = add_up(squares, __shfl_xor_sync(FULL_WARP, squares, offset));
         }
-        q = larger(q, squares);
+        largest = larger(largest, squares);
     }
 #pragma unroll
-    for (u32 e = 0; e < CHUNK; ++e) row.sums[threadIdx.x * CHUNK + e] = sums[e];
-    __syncthreads();
-    float v = 0.0f;
-    if (threadIdx.x < D) {
-        for (u32 part = 0; part < PARTS; ++part) v = add_up(v, row.sums[part * D + threadIdx.x]);
-    }
-    __syncthreads();
-    float total_weight = 0.0f;
-    float small = 0.0f;
-    for (u32 h = threadIdx.x; h < row.H; h += THREADS) {
-        const float weight = fabsf(row.weights[h]);
-        total_weight = add_up(total_weight, weight);
-        if (weight != 0.0f && __fmul_rn(weight, row.scale) < 1.0f / LARGE) small = 1.0f;
-    }
-    RowNorms norms;
-    norms.v = __fsqrt_ru(combine_block(row.sums, __fmul_ru(v, v), add_up));
-    norms.q = __fsqrt_ru(combine_block(row.sums, q, larger));
-    norms.total_weight = combine_block(row.sums, total_weight, add_up);
-    norms.has_small = combine_block(row.sums, small, larger) != 0.0f;
-    return norms;
+    for (u32 e = 0; e < CHUNK; ++e) row.sums[(threadIdx.x - FIRST) * CHUNK + e] = sums[e];
+    return largest;
 }
 
-// After load_query and a barrier; all threads call and get the same.
-__device__ __forceinline__ Radius radius_of(const QueryRow& row) {
-    const RowNorms norms = norms_of(row);
+struct Sums {
+    float v, q, total_weight, small;
+};
+
+__device__ __forceinline__ Sums combine(const Sums& a, const Sums& b) {
+    return {add_up(a.v, b.v), larger(a.q, b.q), add_up(a.total_weight, b.total_weight),
+            larger(a.small, b.small)};
+}
+
+// Put together what add_heads has found, after a barrier; all threads call and get the same. One
+// barrier more.
+template <u32 FIRST>
+__device__ __forceinline__ RowNorms norms_of(const QueryRow& row, float largest) {
+    constexpr u32 TURNS = (THREADS - FIRST) / CHUNKS;
+    Sums sums{0.0f, largest, 0.0f, 0.0f};
+    if (threadIdx.x < D) {
+#pragma unroll
+        for (u32 turn = 0; turn < TURNS; ++turn) {
+            sums.v = add_up(sums.v, row.sums[turn * D + threadIdx.x]);
+        }
+        sums.v = __fmul_ru(sums.v, sums.v);
+    }
+    for (u32 h = threadIdx.x; h < row.H; h += THREADS) {
+        const float weight = fabsf(row.weights[h]);
+        sums.total_weight = add_up(sums.total_weight, weight);
+        if (weight != 0.0f && fabsf(row.scaled_weights[h]) < 1.0f / LARGE) sums.small = 1.0f;
+    }
+#pragma unroll
+    for (u32 offset = WARP_SIZE / 2; offset > 0; offset >>= 1) {
+        sums = combine(sums, {__shfl_xor_sync(FULL_WARP, sums.v, offset),
+                              __shfl_xor_sync(FULL_WARP, sums.q, offset),
+                              __shfl_xor_sync(FULL_WARP, sums.total_weight, offset),
+                              __shfl_xor_sync(FULL_WARP, sums.small, offset)});
+    }
+    if (threadIdx.x % WARP_SIZE == 0) {
+        row.warp_sums[threadIdx.x / WARP_SIZE] = {sums.v, sums.q, sums.total_weight, sums.small};
+    }
+    __syncthreads();
+    sums = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (u32 warp = 0; warp < WARPS; ++warp) {
+        const float4 other = row.warp_sums[warp];
+        sums = combine(sums, {other.x, other.y, other.z, other.w});
+    }
+    return {__fsqrt_ru(sums.v), __fsqrt_ru(sums.q), sums.total_weight, sums.small != 0.0f};
+}
+
+__device__ __forceinline__ Radius radius_from(const QueryRow& row, const RowNorms& norms) {
     const float scaled_weight = __fmul_ru(row.scale, norms.total_weight);
     const bool is_safe = norms.total_weight < LARGE && scaled_weight < LARGE && norms.v < LARGE &&
                          norms.q < LARGE;
     const float scaled_v = __fmul_ru(row.scale, norms.v);
     const float scaled_q = __fmul_ru(row.scale, norms.q);
-    const float dot_units = (D * UNIT + TENSOR_ERROR) * INFLATE;
+    const float dot_units = (D * UNIT + TENSOR_ERROR + SPLIT_ERROR) * INFLATE;
     const float units = dot_units + (2 * row.H + 8) * UNIT * INFLATE;
     const float per_flush = (2 * D + 2) * row.scale * norms.total_weight + norms.total_weight +
                             2 * row.H + 2;
     const float widest = fmaxf(fmaxf(norms.q, scaled_q), fmaxf(scaled_v, 1.0f));
     Radius radius;
-    radius.per_norm = __fmul_ru(scaled_v, units);
-    radius.floor = per_flush * INFLATE * TINY;
-    radius.dot_per_norm = __fmul_ru(norms.q, dot_units);
-    radius.dot_floor = (2 * D + 2) * TINY;
+    radius.per_norm = __fmaf_ru(scaled_v, units, scaled_weight * SPLIT_TINY);
+    radius.floor = per_flush * INFLATE * TINY + scaled_weight * norms.q * SPLIT_TINY;
+    radius.dot_per_norm = __fmaf_ru(norms.q, dot_units, SPLIT_TINY);
+    radius.dot_floor = (2 * D + 2) * TINY + norms.q * SPLIT_TINY;
     radius.norm_limit = is_safe && !norms.has_small ? LARGE / widest : -1.0f;
     radius.is_zero = norms.v == 0.0f;
     return radius;
 }
 
-// Score keys of this warp as the contract says, with the bias; key i goes to lane i. All lanes call.
+// Add up the dots of one head and COUNT keys, in the contract's order.
+template <u32 COUNT>
+__device__ __forceinline__ void add_products(const QueryRow& row, const uint4* staged, u32 h,
+                                             float (&dots)[COUNT]) {
+#pragma unroll 2
+    for (u32 c = 0; c < CHUNKS; ++c) {
+        const uint4 q = chunk_of(row, h, c);
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) {
+            const uint4 k = staged[i * CHUNKS + c];
+#pragma unroll
+            for (u32 e = 0; e < CHUNK; ++e) {
+                dots[i] = __fadd_rn(dots[i], __fmul_rn(value_of(q, e), value_of(k, e)));
+            }
+        }
+    }
+}
+
+// Score `count` <= COUNT keys by this warp as the contract says, with the bias; key i goes to lane i.
+// All lanes call.
+template <u32 COUNT>
 __device__ __forceinline__ float exact_scores(const QueryRow& row, const Stored* key,
-                                              const float* bias, const u32 (&position)[EXACT_KEYS],
+                                              const float* bias, const u32 (&position)[COUNT],
                                               u32 count) {
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
     const u32 warp_idx = threadIdx.x / WARP_SIZE;
     uint4* const staged = row.staged + warp_idx * EXACT_KEYS * CHUNKS;
     float* const terms = row.terms + warp_idx * EXACT_KEYS * WARP_SIZE;
+    u32 own = position[0];
 #pragma unroll
-    for (u32 i = 0; i < EXACT_KEYS; ++i) {
+    for (u32 i = 0; i < COUNT; ++i) {
         const uint4* source = reinterpret_cast<const uint4*>(key + static_cast<u64>(position[i]) * D);
         if (i < count && lane_idx < CHUNKS) staged[i * CHUNKS + lane_idx] = source[lane_idx];
+        own = lane_idx == i ? position[i] : own;  // in registers
     }
+    const float own_bias = lane_idx < count ? bias[own] : 0.0f;
     __syncwarp();
     float total = 0.0f;
     for (u32 h_begin = 0; h_begin < row.H; h_begin += WARP_SIZE) {
         const u32 h = h_begin + lane_idx;
-        float dot[EXACT_KEYS] = {};
-        for (u32 c = 0; c < CHUNKS && h < row.H; ++c) {
-            const uint4 q = chunk_of(row, h, c);
-            const u32 q_words[4] = {q.x, q.y, q.z, q.w};
-#pragma unroll
-            for (u32 i = 0; i < EXACT_KEYS; ++i) {
-                const uint4 k = staged[i * CHUNKS + c];
-                const u32 k_words[4] = {k.x, k.y, k.z, k.w};
-#pragma unroll
-                for (u32 e = 0; e < CHUNK; ++e) {
-                    const float a = half_of(q_words[e / 2], e % 2);
-                    const float b = half_of(k_words[e / 2], e % 2);
-                    dot[i] = __fadd_rn(dot[i], __fmul_rn(a, b));
-                }
-            }
-        }
+        float dots[COUNT] = {};
+        if (h < row.H) add_products<COUNT>(row, staged, h, dots);
         const float weight = h < row.H ? row.weights[h] : 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < EXACT_KEYS; ++i) {
+        for (u32 i = 0; i < COUNT; ++i) {
             // fmaxf, because a NaN dot counts as 0.
-            const float scored = fmaxf(__fmul_rn(row.scale, dot[i]), 0.0f);
+            const float scored = fmaxf(__fmul_rn(row.scale, dots[i]), 0.0f);
             terms[i * WARP_SIZE + lane_idx] = __fmul_rn(scored, weight);
         }
         __syncwarp();
-        if (lane_idx < EXACT_KEYS) {
+        if (lane_idx < COUNT) {
             const u32 num_heads = row.H - h_begin < WARP_SIZE ? row.H - h_begin : WARP_SIZE;
+#pragma unroll 8
             for (u32 other = 0; other < num_heads; ++other) {
                 total = __fadd_rn(total, terms[lane_idx * WARP_SIZE + other]);
             }
         }
         __syncwarp();
     }
-    if (lane_idx >= count) return 0.0f;
-    u32 own = position[0];
-#pragma unroll
-    for (u32 i = 1; i < EXACT_KEYS; ++i) own = lane_idx == i ? position[i] : own;  // in registers
-    return canonicalize_nan(__fadd_rn(total, bias[own]));
+    return lane_idx < count ? canonicalize_nan(__fadd_rn(total, own_bias)) : 0.0f;
 }

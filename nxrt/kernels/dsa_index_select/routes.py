@@ -14,6 +14,7 @@ from nxrt.kernels.dsa_index_select.filter_layout import (
     DEPTHS,
     DTYPES,
     H200,
+    OUTCOME_NBYTES,
     FilterLayout,
     FilterLimits,
     serves,
@@ -39,7 +40,7 @@ _FILTER_THREADS = 256
 _ALIGNMENT = 256
 _SCORE_ARGUMENTS = ("pointer",) * 6 + ("u64",) * 5 + ("f32",) * 2
 _SELECT_ARGUMENTS = ("pointer",) * 3 + ("u64",) * 3
-_FILTER_ARGUMENTS = ("pointer",) * 7 + ("u64",) * 8 + ("f32",) * 2
+_FILTER_ARGUMENTS = ("pointer",) * 7 + ("u64",) * 7 + ("f32",) * 2
 DTYPE_STRUCTS = {DType.F32: "F32", DType.F16: "F16", DType.BF16: "BF16"}
 # The contract is un-fused. The kernels say so at every step; the flag guards what is added.
 FLAGS = ("--fmad=false",)
@@ -215,7 +216,7 @@ class FilterRoute:
 
     Args:
         attributes: checked.
-        dtype: of query, key and weights: a half type.
+        dtype: of query, key and weights.
         depth: D, one of DEPTHS.
         context: where the code is loaded and the control words are allocated.
         limits: what to take of the device; None for all of it.
@@ -254,15 +255,15 @@ class FilterRoute:
 
     def layout(self, shape: Shape) -> FilterLayout:
         """Return how a shape is split over this device."""
-        return FilterLayout.of(shape, self._limits)
+        return FilterLayout.of(shape, self._dtype, self._limits)
 
     def kinds(self, shape: Shape) -> Sequence[str]:  # noqa: ARG002
         """Return "filter"."""
         return ("filter",)
 
     def workspace_nbytes(self, shape: Shape) -> int:
-        """Return the bytes of the lists that blocks hand over."""
-        return aligned(self.layout(shape).lists_nbytes)
+        """Return the bytes of the rows' outcomes."""
+        return aligned(shape.num_rows * OUTCOME_NBYTES)
 
     @contextmanager
     def lend_control(self, shape: Shape, *, stream: Stream) -> Iterator[GraphAllocation | None]:
@@ -289,7 +290,7 @@ class FilterRoute:
         is_group = layout.blocks_per_row > 1
         arguments = KernelArguments(_FILTER_ARGUMENTS)
         sizes = (shape.num_rows, shape.S, shape.T, shape.H, shape.K)
-        parts = (layout.keys_per_block, layout.capacity, layout.list_length)
+        parts = (layout.keys_per_block, layout.capacity)
         scales = (self._attributes.scale, self._attributes.weights_scale)
         arguments.set(*pointers, control, workspace, *sizes, *parts, *scales)
         config = LaunchConfig(
@@ -318,8 +319,8 @@ def planned_nbytes(shape: Shape, dtype: DType, limits: FilterLimits = H200) -> t
     """Return the bytes of workspace and of control words. Raises SizeOverflowError."""
     if not serves(shape, dtype, limits):
         return WorkspaceLayout.of(shape).nbytes, 0
-    layout = FilterLayout.of(shape, limits)
-    return aligned(layout.lists_nbytes), layout.control_nbytes
+    control_nbytes = FilterLayout.of(shape, dtype, limits).control_nbytes
+    return aligned(shape.num_rows * OUTCOME_NBYTES), control_nbytes
 
 
 def filter_units() -> list[CompileUnit]:

@@ -1,51 +1,64 @@
-// Bounds of the scores of 32 keys, by the tensor cores of one warp.
+// Approximate scores of a warp's keys, by tensor cores.
 #pragma once
 
 #include "query_row.cuh"
 
-constexpr u32 KEY_TILES = WARP_SIZE / 8;  // of 8 keys, as the matrix instruction takes them
-constexpr u32 QUADS = D / 32;             // 16-byte loads of a lane for each of its keys
-
-struct Bounds {
-    u32 lower;
-    u32 upper;
-};
+constexpr u32 KEY_TILES = 4 / PARTS;   // of 8 keys, as the matrix instruction takes them
+constexpr u32 KEYS = 8 * KEY_TILES;    // of a warp at once
+constexpr u32 KEY_LOADS = CHUNKS / 4;  // of 16 bytes, of a lane for each of its keys
+constexpr u32 STAGE_CHUNKS = WARPS * KEYS * CHUNKS;
+constexpr float NORM_INFLATE = IS_SPLIT ? 1.0f + 0x1p-6f : 1.0f + 0x1p-14f;
 
 // Lane (g, j) holds chunks 4c + j of keys 8n + g. Which depth meets which does not matter to a dot,
 // as long as query and key agree, so that every lane loads 16 bytes in one piece.
 struct KeyTile {
-    uint4 chunks[KEY_TILES][QUADS];
+    uint2 words[PARTS][KEY_TILES][STEPS];
 };
 
-// Start to copy keys to a stage, [KEY_TILES][QUADS][THREADS]: each lane what it will read itself, so
-// that nobody has to wait for another. Keys past the last are the last one again.
-__device__ __forceinline__ void copy_keys(uint4* stage, const Stored* key, u32 begin, u32 last) {
-    const u32 g = threadIdx.x % WARP_SIZE / 4;
-    const u32 j = threadIdx.x % 4;
+__device__ __forceinline__ void unpack(KeyTile& tile, u32 n, u32 c, const uint4& chunk) {
+    constexpr u32 STEPS_PER_LOAD = STEPS / KEY_LOADS;
 #pragma unroll
-    for (u32 n = 0; n < KEY_TILES; ++n) {
-        const u32 position = begin + 8 * n + g < last ? begin + 8 * n + g : last;
-        const uint4* source = reinterpret_cast<const uint4*>(key + static_cast<u64>(position) * D);
+    for (u32 i = 0; i < STEPS_PER_LOAD; ++i) {
+        const u32 step = c * STEPS_PER_LOAD + i;
 #pragma unroll
-        for (u32 c = 0; c < QUADS; ++c) {
-            copy_chunk(stage + (n * QUADS + c) * THREADS + threadIdx.x, source + 4 * c + j);
+        for (u32 part = 0; part < PARTS; ++part) {
+            tile.words[part][n][step] = step_words(chunk, step, part);
         }
     }
 }
 
-__device__ __forceinline__ void load_keys(KeyTile& tile, const uint4* stage) {
+// Start to copy keys to a stage, [KEY_TILES][KEY_LOADS][warps][WARP_SIZE], from KEYS positions: each
+// lane what it will read itself, so that nobody has to wait for another.
+template <class PositionOf>
+__device__ __forceinline__ void copy_keys(uint4* stage, u32 warps, const Stored* key,
+                                          PositionOf position_of) {
+    const u32 g = threadIdx.x % WARP_SIZE / 4;
+    const u32 j = threadIdx.x % 4;
+#pragma unroll
+    for (u32 n = 0; n < KEY_TILES; ++n) {
+        const u64 position = position_of(8 * n + g);
+        const uint4* source = reinterpret_cast<const uint4*>(key + position * D) + j;
+#pragma unroll
+        for (u32 c = 0; c < KEY_LOADS; ++c) {
+            copy_chunk(stage + (n * KEY_LOADS + c) * warps * WARP_SIZE + threadIdx.x, source + 4 * c);
+        }
+    }
+}
+
+__device__ __forceinline__ void load_keys(KeyTile& tile, const uint4* stage, u32 warps) {
 #pragma unroll
     for (u32 n = 0; n < KEY_TILES; ++n) {
 #pragma unroll
-        for (u32 c = 0; c < QUADS; ++c) {
-            tile.chunks[n][c] = stage[(n * QUADS + c) * THREADS + threadIdx.x];
+        for (u32 c = 0; c < KEY_LOADS; ++c) {
+            unpack(tile, n, c, stage[(n * KEY_LOADS + c) * warps * WARP_SIZE + threadIdx.x]);
         }
     }
 }
 
 // Lane i returns the norm of key i, rounded up. The products of every key with itself are on the
 // diagonal of the keys' products with each other, which tensor cores give for less than sums cost:
-// what a lane holds of 16 keys as one operand it holds of them as the other.
+// what a lane holds of 16 keys as one operand it holds of them as the other. Of a float its first
+// half is taken, and the norm raised by what that can be short of it.
 __device__ __forceinline__ float norm_of_key(const KeyTile& tile) {
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
     const u32 g = lane_idx / 4;
@@ -55,10 +68,9 @@ __device__ __forceinline__ float norm_of_key(const KeyTile& tile) {
     for (u32 n = 0; n < KEY_TILES; ++n) {
         float products[4] = {};
 #pragma unroll
-        for (u32 c = 0; c < QUADS; ++c) {
-            const uint4 k = tile.chunks[n][c];
-            mma_m16n8k16(Input(), products, k.x, 0, k.y, 0, k.x, k.y);
-            mma_m16n8k16(Input(), products, k.z, 0, k.w, 0, k.z, k.w);
+        for (u32 step = 0; step < STEPS; ++step) {
+            const uint2 k = tile.words[0][n][step];
+            mma_m16n8k16(Part(), products, k.x, 0, k.y, 0, k.x, k.y);
         }
         // Lane (g, g / 2) has that of key 8n + g.
         const float own = g % 2 == 0 ? products[0] : products[1];
@@ -66,15 +78,22 @@ __device__ __forceinline__ float norm_of_key(const KeyTile& tile) {
         if (lane_idx / 8 == n) square = of_key;
     }
     // Low by no more than its roundings, as all terms are positive, and by what was flushed.
-    return __fsqrt_ru(__fmaf_ru(square, 1.0f + 0x1p-14f, 0x1p-118f));
+    return __fsqrt_ru(__fmaf_ru(square, NORM_INFLATE, 0x1p-118f));
 }
 
-// Reduce 8 values a lane over the 8 lanes with the same j; lane (g, j) returns value g.
+// Reduce the values of a lane's 2 * KEY_TILES keys over the 8 lanes with the same j. Lane i returns that
+// of key i; lanes from KEYS on have no key.
 template <class Combine>
-__device__ __forceinline__ float reduce_over_heads(float (&values)[8], Combine combine) {
+__device__ __forceinline__ float reduce_over_heads(float (&values)[2 * KEY_TILES], Combine combine) {
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
+    if constexpr (KEY_TILES == 2) {
 #pragma unroll
-    for (u32 half = 4; half > 0; half >>= 1) {
+        for (u32 i = 0; i < 4; ++i) {
+            values[i] = combine(values[i], __shfl_xor_sync(FULL_WARP, values[i], 16));
+        }
+    }
+#pragma unroll
+    for (u32 half = KEY_TILES; half > 0; half >>= 1) {
         const bool is_upper = (lane_idx & 4 * half) != 0;
 #pragma unroll
         for (u32 i = 0; i < half; ++i) {
@@ -83,88 +102,89 @@ __device__ __forceinline__ float reduce_over_heads(float (&values)[8], Combine c
             values[i] = combine(kept, __shfl_xor_sync(FULL_WARP, sent, 4 * half));
         }
     }
-    return values[0];
-}
-
-struct Approximation {
-    float total;  // of the heads, without bias
-    float largest_dot;
-};
-
-__device__ __forceinline__ void multiply(const QueryRow& row, const KeyTile& tile, u32 h_begin,
-                                         float (&dots)[KEY_TILES][4]) {
-    const uint4* const fragments =
-        row.fragments + h_begin / HEAD_TILE * STEPS * WARP_SIZE + threadIdx.x % WARP_SIZE;
-#pragma unroll
-    for (u32 c = 0; c < QUADS; ++c) {
-        const uint4 first = fragments[2 * c * WARP_SIZE];
-        const uint4 second = fragments[(2 * c + 1) * WARP_SIZE];
-#pragma unroll
-        for (u32 n = 0; n < KEY_TILES; ++n) {
-            const uint4 k = tile.chunks[n][c];
-            mma_m16n8k16(Input(), dots[n], first.x, first.y, first.z, first.w, k.x, k.y);
-        }
-#pragma unroll
-        for (u32 n = 0; n < KEY_TILES; ++n) {
-            const uint4 k = tile.chunks[n][c];
-            mma_m16n8k16(Input(), dots[n], second.x, second.y, second.z, second.w, k.z, k.w);
-        }
-    }
-}
-
-__device__ __forceinline__ void add_heads(const QueryRow& row, u32 h,
-                                          const float (&dots)[KEY_TILES][4], u32 first,
-                                          float (&totals)[2 * KEY_TILES],
-                                          float (&largest)[2 * KEY_TILES]) {
-    const float weight = row.scaled_weights[h];
-#pragma unroll
-    for (u32 i = 0; i < 2 * KEY_TILES; ++i) {
-        const float dot = dots[i / 2][first + i % 2];
-        totals[i] = fmaf(fmaxf(dot, 0.0f), weight, totals[i]);
-        largest[i] = fmaxf(largest[i], dot);
-    }
-}
-
-// Lane i returns what is known of key i. H is a multiple of 8.
-__device__ __forceinline__ Approximation approximate(const QueryRow& row, const KeyTile& tile) {
-    const u32 lane_idx = threadIdx.x % WARP_SIZE;
-    const u32 g = lane_idx / 4;
-    const float lowest = __int_as_float(0xff800000);
-    float totals[2 * KEY_TILES] = {};  // key 8n + 2j + i at 2n + i
-    float largest[2 * KEY_TILES];
-#pragma unroll
-    for (u32 i = 0; i < 2 * KEY_TILES; ++i) largest[i] = lowest;
-#pragma unroll 1
-    for (u32 h_begin = 0; h_begin < row.H16; h_begin += HEAD_TILE) {
-        float dots[KEY_TILES][4] = {};
-        multiply(row, tile, h_begin, dots);
-        add_heads(row, h_begin + g, dots, 0, totals, largest);
-        // The other half may be padding, whose dots of 0 say nothing.
-        if (h_begin + HEAD_TILE / 2 < row.H) {
-            add_heads(row, h_begin + g + 8, dots, 2, totals, largest);
-        }
-    }
-    const float total = reduce_over_heads(totals, [](float a, float b) { return a + b; });
-    const float dot = reduce_over_heads(largest, [](float a, float b) { return fmaxf(a, b); });
     // Lane (g, j) has key 8 * (g / 2) + 2j + g % 2.
     const u32 n = lane_idx / 8;
     const u32 r = lane_idx % 8;
-    const u32 source = (2 * n + r % 2) * 4 + r / 2;
-    return {__shfl_sync(FULL_WARP, total, source), __shfl_sync(FULL_WARP, dot, source)};
+    return __shfl_sync(FULL_WARP, values[0], (2 * n + r % 2) * 4 + r / 2);
 }
 
-__device__ __forceinline__ Bounds bounds_of(const Radius& radius, const Approximation& found,
-                                            float norm, float bias) {
-    if (!(norm < radius.norm_limit)) return {0, CERTAIN};
-    float low = 0.0f;
-    float high = 0.0f;
-    const float dot_radius = __fmaf_ru(radius.dot_per_norm, norm, radius.dot_floor);
-    const bool is_zero = radius.is_zero || found.largest_dot < -dot_radius;
-    if (!is_zero) {
-        const float width = __fmaf_ru(radius.per_norm, norm, radius.floor);
-        low = __fadd_rd(found.total, -width);
-        high = __fadd_ru(found.total, width);
+// Add to `dots` one product of parts, of a head tile with all keys. Fragments begin at the lane's own.
+__device__ __forceinline__ void multiply(const uint4* fragments,
+                                         const uint2 (&words)[KEY_TILES][STEPS],
+                                         float (&dots)[KEY_TILES][4]) {
+#pragma unroll
+    for (u32 step = 0; step < STEPS; ++step) {
+        const uint4 q = fragments[step * WARP_SIZE];
+#pragma unroll
+        for (u32 n = 0; n < KEY_TILES; ++n) {
+            const uint2 k = words[n][step];
+            mma_m16n8k16(Part(), dots[n], q.x, q.y, q.z, q.w, k.x, k.y);
+        }
     }
-    // Rounding keeps order: the score is between the rounded sums.
-    return {total_order_key(__fadd_rn(low, bias)), total_order_key(__fadd_rn(high, bias))};
+}
+
+// Multiply head tile number `head_tile` with all keys: key 8n + 2j + i and head g at dots[n][i], head
+// g + 8 at dots[n][2 + i].
+__device__ __forceinline__ void multiply_heads(const QueryRow& row, const KeyTile& tile,
+                                               u32 head_tile, float (&dots)[KEY_TILES][4]) {
+    constexpr u32 SIZE = STEPS * WARP_SIZE;
+    const uint4* const first = row.fragments + head_tile * SIZE + threadIdx.x % WARP_SIZE;
+    multiply(first, tile.words[0], dots);
+    if constexpr (IS_SPLIT) {
+        multiply(first, tile.words[1], dots);
+        multiply(first + row.H16 / HEAD_TILE * SIZE, tile.words[0], dots);
+    }
+}
+
+// Lane i returns what is about the score of key i, without bias. H is a multiple of 8.
+__device__ __forceinline__ float total_of(const QueryRow& row, const KeyTile& tile) {
+    const u32 g = threadIdx.x % WARP_SIZE / 4;
+    float totals[2 * KEY_TILES] = {};  // key 8n + 2j + i at 2n + i
+#pragma unroll 1
+    for (u32 h = g; h < row.H16; h += HEAD_TILE) {
+        float dots[KEY_TILES][4] = {};
+        const float weights[2] = {row.scaled_weights[h], row.scaled_weights[h + 8]};
+        multiply_heads(row, tile, h / HEAD_TILE, dots);
+#pragma unroll
+        for (u32 i = 0; i < 4 * KEY_TILES; ++i) {
+            const u32 key = i % (2 * KEY_TILES);
+            const u32 half = i / (2 * KEY_TILES);
+            const float dot = fmaxf(dots[key / 2][2 * half + key % 2], 0.0f);
+            totals[key] = fmaf(dot, weights[half], totals[key]);
+        }
+    }
+    return reduce_over_heads(totals, [](float a, float b) { return a + b; });
+}
+
+// Lane i returns whether every dot of key i, whose norm is given, is certainly negative, so that its
+// score is 0 but for the bias. Seldom called: only where no head counts.
+__device__ __forceinline__ bool is_certainly_zero(const QueryRow& row, const KeyTile& tile,
+                                                  float norm) {
+    const float lowest = __int_as_float(0xff800000);
+    const u32 g = threadIdx.x % WARP_SIZE / 4;
+    float largest[2 * KEY_TILES];
+#pragma unroll
+    for (u32 key = 0; key < 2 * KEY_TILES; ++key) largest[key] = lowest;
+#pragma unroll 1
+    for (u32 h = g; h < row.H16; h += HEAD_TILE) {
+        float dots[KEY_TILES][4] = {};
+        multiply_heads(row, tile, h / HEAD_TILE, dots);
+#pragma unroll
+        for (u32 i = 0; i < 4 * KEY_TILES; ++i) {
+            const u32 key = i % (2 * KEY_TILES);
+            const u32 half = i / (2 * KEY_TILES);
+            // Heads that pad the tile have dots of 0, which say nothing.
+            const bool is_head = h + 8 * half < row.H;
+            const float dot = dots[key / 2][2 * half + key % 2];
+            largest[key] = fmaxf(largest[key], is_head ? dot : lowest);
+        }
+    }
+    const float dot = reduce_over_heads(largest, [](float a, float b) { return fmaxf(a, b); });
+    const Radius& radius = row.radius;
+    return radius.is_zero || dot < -__fmaf_ru(radius.dot_per_norm, norm, radius.dot_floor);
+}
+
+// What a score may be off, for keys up to a norm.
+__device__ __forceinline__ float radius_of_total(const Radius& radius, float norm) {
+    return __fmaf_ru(radius.per_norm, norm, radius.floor);
 }

@@ -127,6 +127,11 @@ inline void __threadfence() {}
 inline void __threadfence_block() {}
 template <class T>
 inline T __ldg(const T *source) { return *source; }
+inline int __float2int_rd(float value) {
+    if (value != value) return 0;
+    const double whole = std::floor(static_cast<double>(value));
+    return whole >= 2147483647.0 ? 2147483647 : whole <= -2147483648.0 ? -2147483647 - 1 : static_cast<int>(whole);
+}
 template <class T>
 inline T __ldcg(const T *source) { return *source; }
 template <class T>

@@ -25,6 +25,13 @@ __device__ __forceinline__ void mma_m16n8k16(F16, float (&d)[4], u32 a0, u32 a1,
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Two values rounded to nearest even, the first in the low half.
+__device__ __forceinline__ u32 pack_bf16(float first, float second) {
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+}
+
 // Copy 16 bytes to shared memory. They are there, for this thread, once `wait_for_copies` has waited
 // for the group that the next `commit_copies` closes.
 __device__ __forceinline__ void copy_chunk(uint4* target, const uint4* source) {
@@ -60,6 +67,19 @@ __device__ __forceinline__ u32 dynamic_shared_nbytes() {
     u32 nbytes;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(nbytes));
     return nbytes;
+}
+
+// Add to a word that other blocks wait for; who sees it sees what this block wrote before, if a barrier
+// is between.
+__device__ __forceinline__ void arrive(u32* count, u32 num) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(count), "r"(num) : "memory");
+}
+
+// Look at such a word.
+__device__ __forceinline__ u32 look_at(const u32* count) {
+    u32 found;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
+    return found;
 }
 
 // One turn of a loop that waits for another block's write.

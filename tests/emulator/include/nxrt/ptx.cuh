@@ -42,6 +42,15 @@ inline void mma_m16n8k16(Type, float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u3
     __syncwarp();
 }
 
+inline u32 emulated_bf16(float value) {
+    const u32 bits = __float_as_uint(value);
+    if (value != value) return bits >> 16 | 0x40;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline u32 pack_bf16(float first, float second) {
+    return emulated_bf16(first) | emulated_bf16(second) << 16;
+}
+
 // A copy is made as late as it may be: by the wait for its group.
 inline void copy_chunk(uint4 *target, const uint4 *source) {
     emulated::later(target, source, sizeof *target);
@@ -56,4 +65,6 @@ inline void wait_for_copies() { emulated::finish_groups(NUM_OPEN); }
 
 inline u8 *dynamic_shared() { return emulated::dynamic_shared(); }
 inline u32 dynamic_shared_nbytes() { return emulated::dynamic_shared_nbytes(); }
+inline void arrive(u32 *count, u32 num) { *count += num; }
+inline u32 look_at(const u32 *count) { return *count; }
 inline void wait_a_little() { emulated::spin(); }
