@@ -18,34 +18,24 @@ struct Problem {
     u32 capacity;
 };
 
-// Of each row a few keys are looked at first, by the first warps, while the others are at the radius.
-constexpr u32 SAMPLE_WARPS = 2;
-constexpr u32 SAMPLE_SIZE = SAMPLE_WARPS * KEYS;
-constexpr u32 SUM_THREADS = THREADS - SAMPLE_WARPS * WARP_SIZE;
-
 struct Quartiles {
     float lower;
     float middle;
     float upper;
-    float norm;  // that three quarters of the keys do not exceed
+    float norm_limit;  // that hardly a key exceeds, to judge by these
 };
 
-struct Sample {
-    float values[SAMPLE_SIZE];  // infinite where not to be counted
-    float norms[SAMPLE_SIZE];   // likewise
-    Quartiles quartiles;
-    u32 is_allowed[SAMPLE_SIZE];
-};
-
-static_assert(SUM_THREADS * CHUNK * 4 + WARPS * 16 + sizeof(Sample) <= NUM_BINS * 4, "in digits");
+constexpr u32 NUM_ARRIVALS = WARPS * NUM_STAGES;
 
 struct Shared {
     SelectState* state;
+    u64* arrivals;  // [WARPS][NUM_STAGES], barriers of the keys' copies
+    RowNorms* norms;
+    Quartiles* quartiles;  // of the sample
     QueryRow row;
     Candidates candidates;
-    uint4* sample_keys;  // [STAGE_CHUNKS / WARPS * SAMPLE_WARPS], where candidates come later
-    Sample* sample;      // in scratch of the radix search
-    uint4* stages;   // [NUM_STAGES][STAGE_CHUNKS]
+    uint4* sample;  // [KEYS][CHUNKS], where candidates come later
+    uint4* stages;  // [NUM_STAGES][WARPS][WARP_CHUNKS]
     // In place of the stages, once nothing is under way to them:
     u32* doubts;  // [MAX_DOUBTS], positions
     u64* ranks;   // [MAX_DOUBTS], of the row's doubts
@@ -60,7 +50,7 @@ __device__ __forceinline__ u8* take(u8*& next, u32 nbytes) {
 
 __device__ __forceinline__ void lay_out_over_stages(Shared& shared) {
     u8* next = reinterpret_cast<u8*>(shared.stages);
-    shared.row.staged = reinterpret_cast<uint4*>(take(next, WARPS * EXACT_KEYS * CHUNKS * 16));
+    shared.row.staged = reinterpret_cast<float*>(take(next, WARPS * EXACT_KEYS * D * 4));
     shared.row.terms = reinterpret_cast<float*>(take(next, WARPS * EXACT_KEYS * WARP_SIZE * 4));
     shared.ranks = reinterpret_cast<u64*>(take(next, MAX_DOUBTS * 8));
     shared.doubts = reinterpret_cast<u32*>(take(next, MAX_DOUBTS * 4));
@@ -75,19 +65,18 @@ __device__ __forceinline__ Shared lay_out(u32 H, u32 capacity, float scale) {
     row.H = H;
     row.H16 = (H + HEAD_TILE - 1) / HEAD_TILE * HEAD_TILE;
     row.scale = scale;
-    row.chunks = reinterpret_cast<uint4*>(take(next, row.H16 * CHUNKS * 16));
+    row.chunks = reinterpret_cast<uint4*>(take(next, row.H * PITCH * 16));
     row.fragments = reinterpret_cast<uint4*>(take(next, PARTS * row.H16 * D * 2));
     row.weights = reinterpret_cast<float*>(take(next, row.H16 * 4));
     row.scaled_weights = reinterpret_cast<float*>(take(next, row.H16 * 4));
+    shared.arrivals = reinterpret_cast<u64*>(take(next, NUM_ARRIVALS * 8));
+    shared.norms = reinterpret_cast<RowNorms*>(take(next, sizeof(RowNorms)));
+    shared.quartiles = reinterpret_cast<Quartiles*>(take(next, sizeof(Quartiles)));
     shared.state = reinterpret_cast<SelectState*>(take(next, sizeof(SelectState)));
-    shared.stages = reinterpret_cast<uint4*>(take(next, NUM_STAGES * STAGE_CHUNKS * 16));
+    shared.stages = reinterpret_cast<uint4*>(take(next, NUM_STAGES * WARPS * WARP_CHUNKS * 16));
     shared.candidates.places = reinterpret_cast<u32*>(take(next, capacity * 4));
     shared.candidates.values = reinterpret_cast<float*>(take(next, capacity * 4));
-    shared.sample_keys = reinterpret_cast<uint4*>(shared.candidates.places);
-    u8* scratch = reinterpret_cast<u8*>(shared.state->digits);
-    row.sums = reinterpret_cast<float*>(take(scratch, SUM_THREADS * CHUNK * 4));
-    row.warp_sums = reinterpret_cast<float4*>(take(scratch, WARPS * 16));
-    shared.sample = reinterpret_cast<Sample*>(take(scratch, sizeof(Sample)));
+    shared.sample = reinterpret_cast<uint4*>(shared.candidates.places);
     lay_out_over_stages(shared);
     if (next - dynamic_shared() > dynamic_shared_nbytes()) __trap();
     return shared;

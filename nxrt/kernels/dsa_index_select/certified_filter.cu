@@ -21,12 +21,12 @@ __device__ __forceinline__ void forget(const Shared& shared) {
     __syncthreads();
 }
 
-__device__ __forceinline__ void select_row(Shared& shared, const Problem& problem, BiasAhead bias,
+__device__ __forceinline__ void select_row(const Shared& shared, const Problem& problem,
+                                           const Filter& filter, Feed& feed, Ahead& ahead,
                                            Team& team, i64* selected, Outcome* outcome) {
     Cut cut{};
-    Filter filter{};
     if (blockIdx.x == 0 && threadIdx.x == 0) outcome->is_exact = 0;
-    bool must_be_exact = !collect(shared, problem, bias, filter);
+    bool must_be_exact = !collect(shared, problem, filter, feed, ahead);
     const bool is_cut = cut_by_bins(shared, problem, filter, team, must_be_exact, cut);
     if (is_cut && settle(shared, problem, team, cut, selected, outcome)) return;
     if (!must_be_exact) {
@@ -40,12 +40,22 @@ __device__ __forceinline__ void select_row(Shared& shared, const Problem& proble
     settle(shared, problem, team, cut, selected, outcome);
 }
 
+__device__ __forceinline__ void init(const Shared& shared) {
+    if (threadIdx.x < NUM_ARRIVALS) {
+        init_arrivals(shared.arrivals + threadIdx.x);
+        publish_arrivals();
+    }
+    __syncthreads();
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     dsa_index_select_filter(const Stored* query, const Stored* key, const Stored* weights,
                             const float* bias, i64* selected, Control* control, Outcome* outcomes,
                             u64 num_rows, u64 S, u64 T, u64 H, u64 top_k, u64 keys_per_block,
                             u64 capacity, float scale, float weights_scale) {
     Shared shared = lay_out(static_cast<u32>(H), static_cast<u32>(capacity), scale);
+    init(shared);
+    Feed feed{0, 0};
     for (u64 index = blockIdx.y; index < num_rows; index += gridDim.y) {
         Problem problem;
         problem.key = key + index / S * T * D;
@@ -56,12 +66,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         problem.end = static_cast<u32>(begin + keys_per_block < T ? begin + keys_per_block : T);
         problem.top_k = static_cast<u32>(top_k);
         problem.capacity = static_cast<u32>(capacity);
+        const Stored* const own_weights = weights + index * H;
         Team team = team_of(control + index);
-        const BiasAhead bias = start(shared, problem, query + index * H * D);
+        Ahead ahead = start(shared, problem, feed, query + index * H * D, own_weights);
         forget(shared);
-        wait_for_copies<NUM_STAGES>();
-        finish_query(shared.row, weights + index * H, weights_scale);
-        select_row(shared, problem, bias, team, selected + index * top_k, outcomes + index);
+        wait_for_copies<0>();
+        finish_query(shared.row, own_weights, ahead.weight, weights_scale);
+        look_ahead(shared, ahead);
+        const Filter filter = filter_of(shared);
+        select_row(shared, problem, filter, feed, ahead, team, selected + index * top_k,
+                   outcomes + index);
+        order_copies();  // the next row's come where this one's scratch is
         __syncthreads();
     }
 }

@@ -65,42 +65,67 @@ __device__ __forceinline__ float bias_of(const Problem& problem, u32 tile) {
                                                      : MASK_THRESHOLD;
 }
 
-// Start to copy this warp's keys of a tile; its group is closed either way.
-__device__ __forceinline__ void copy_tile(const Shared& shared, const Problem& problem, u32 tile,
-                                          bool is_wanted) {
-    if (is_wanted) {
-        const u32 first = static_cast<u32>(first_of(problem, tile));
-        const u32 last = problem.T - 1;
-        copy_keys(shared.stages + tile % NUM_STAGES * STAGE_CHUNKS, WARPS, problem.key,
-                  [&](u32 i) { return first + i < last ? first + i : last; });
-    }
-    commit_copies();
+// A warp's copies of keys: a bit for each stage.
+struct Feed {
+    u32 is_under_way;
+    u32 phases;  // of the next wait
+};
+
+// Start to copy this warp's keys of a tile. The lanes must have read what was there.
+__device__ __forceinline__ void copy_tile(const Shared& shared, const Problem& problem, Feed& feed,
+                                          u32 tile) {
+    const u32 warp_idx = threadIdx.x / WARP_SIZE;
+    const u32 stage = tile % NUM_STAGES;
+    const u64 first = first_of(problem, tile);
+    feed.is_under_way |= 1u << stage;
+    if (threadIdx.x % WARP_SIZE != 0) return;
+    const u64 left = problem.end - first;
+    const u32 nbytes = static_cast<u32>(left < KEYS ? left : KEYS) * CHUNKS * 16;
+    u64* const arrivals = shared.arrivals + warp_idx * NUM_STAGES + stage;
+    expect_bytes(arrivals, nbytes);
+    copy_bulk(shared.stages + (stage * WARPS + warp_idx) * WARP_CHUNKS, problem.key + first * D,
+              nbytes, arrivals);
 }
 
-// The biases of this warp's keys, ahead of the keys: what no row may choose is not copied.
-struct BiasAhead {
-    float now;  // of the sample at first
-    float next;
-    float after_next;
-    float last;
+// Wait for this warp's keys of a tile, if they are under way, and return where they are.
+__device__ __forceinline__ const uint4* wait_for_tile(const Shared& shared, Feed& feed, u32 tile) {
+    const u32 warp_idx = threadIdx.x / WARP_SIZE;
+    const u32 stage = tile % NUM_STAGES;
+    if (feed.is_under_way >> stage & 1) {
+        u64* const arrivals = shared.arrivals + warp_idx * NUM_STAGES + stage;
+        wait_for_bytes(arrivals, feed.phases >> stage & 1);
+        feed.is_under_way ^= 1u << stage;
+        feed.phases ^= 1u << stage;
+    }
+    return shared.stages + (stage * WARPS + warp_idx) * WARP_CHUNKS;
+}
+
+// What is loaded ahead of the keys: the biases of this warp's next tiles, as what no row may choose is
+// not copied, and the sample's; and a head's weight.
+struct Ahead {
+    float bias[NUM_STAGES + 1];
+    float sample_bias;
+    Stored weight;
 };
 
 // Start to load what comes first: what everything waits for is asked for before the bulk of the keys.
-__device__ __forceinline__ BiasAhead start(const Shared& shared, const Problem& problem,
-                                           const Stored* query) {
-    const u32 lane_idx = threadIdx.x % WARP_SIZE;
+// One barrier.
+__device__ __forceinline__ Ahead start(const Shared& shared, const Problem& problem, Feed& feed,
+                                       const Stored* query, const Stored* weights) {
+    const u32 warp_idx = threadIdx.x / WARP_SIZE;
+    Ahead ahead{};
     start_query(shared.row, query);
-    BiasAhead bias{MASK_THRESHOLD, bias_of(problem, 0), bias_of(problem, 1), bias_of(problem, 2)};
-    if (threadIdx.x < SAMPLE_WARPS * WARP_SIZE) {
-        copy_keys(shared.sample_keys, SAMPLE_WARPS, problem.key,
-                  [&](u32 i) { return sample_position(problem, i); });
-        if (lane_idx < KEYS) bias.now = __ldg(problem.bias + sample_position(problem, lane_idx));
-    }
+    if (warp_idx == 0) start_sample(shared, problem);
     commit_copies();
+    if (threadIdx.x < shared.row.H) ahead.weight = weights[threadIdx.x];
+    if (warp_idx == 0) ahead.sample_bias = __ldg(problem.bias + sample_position(problem.T));
+#pragma unroll
+    for (u32 i = 0; i <= NUM_STAGES; ++i) ahead.bias[i] = bias_of(problem, i);
+    __syncthreads();
     for (u32 tile = 0; tile < NUM_STAGES; ++tile) {
-        copy_tile(shared, problem, tile, first_of(problem, tile) < problem.end);
+        if (first_of(problem, tile) < problem.end) copy_tile(shared, problem, feed, tile);
     }
-    return bias;
+    return ahead;
 }
 
 // Append what each lane keeps. A value that is NaN is not in a bin.
@@ -138,62 +163,64 @@ __device__ __forceinline__ void filter_keys(const Shared& shared, const Filter& 
     append(shared, filter, is_kept, place, value);
 }
 
-// What the sample tells of the row, its norms having been added up by the warps that had none of it.
-__device__ __forceinline__ Filter filter_from_sample(Shared& shared, float largest_square) {
+// What is known of the row, once the warps have found it.
+__device__ __forceinline__ Filter filter_of(Shared& shared) {
     QueryRow& row = shared.row;
-    row.radius = radius_from(row, norms_of<THREADS - SUM_THREADS>(row, largest_square));
-    const Quartiles quartiles = quartiles_of(*shared.sample);
-    const float limit = fminf(2.0f * quartiles.norm, row.radius.norm_limit);
+    row.radius = radius_from(row, *shared.norms);
+    const Quartiles quartiles = *shared.quartiles;
+    const float limit = fminf(quartiles.norm_limit, row.radius.norm_limit);
     // Where no key is filtered the radius may be anything, and serves nothing.
     shared.candidates.radius = limit >= 0.0f ? radius_of_total(row.radius, limit) : 0.0f;
     return {bins_of(quartiles), limit};
 }
 
-// Collect the block's candidates by their bounds: look at the sample, then at the block's keys. False
-// where bounds do not thin out the keys enough. After start, and finish_query.
-__device__ __forceinline__ bool collect(Shared& shared, const Problem& problem, BiasAhead bias,
-                                        Filter& filter) {
-    const bool has_sample = threadIdx.x < SAMPLE_WARPS * WARP_SIZE;
-    float largest_square = 0.0f;
-    if (!has_sample) largest_square = add_heads<THREADS - SUM_THREADS>(shared.row);
-    bool has_room = true;
-#pragma unroll 1
-    for (u32 pass = 0; pass < 2; ++pass) {
-        const bool is_sample = pass == 0;
-        const u32 num_tiles = is_sample ? has_sample : num_tiles_of(problem);
-        has_room = for_tiles(shared, problem, filter, num_tiles, [&](u32 tile_idx) {
-            const bool is_used = is_sample || __any_sync(FULL_WARP, bias.now > MASK_THRESHOLD);
-            KeyTile tile;
-            float norm = 0.0f;
-            if (!is_sample) wait_for_copies<NUM_STAGES - 1>();
-            if (is_used) {
-                const uint4* stage = shared.stages + tile_idx % NUM_STAGES * STAGE_CHUNKS;
-                if (is_sample) stage = shared.sample_keys;
-                load_keys(tile, stage, is_sample ? SAMPLE_WARPS : WARPS);
-                norm = norm_of_key(tile);  // needs all of the tile, so that its stage is free
-            }
-            const float far = is_sample ? 0.0f : bias_of(problem, tile_idx + NUM_STAGES + 1);
-            if (!is_sample) {
-                copy_tile(shared, problem, tile_idx + NUM_STAGES,
-                          __any_sync(FULL_WARP, bias.after_next > MASK_THRESHOLD));
-            }
-            if (is_used) {
-                const float total = total_of(shared.row, tile);
-                if (is_sample) {
-                    add_to_sample(shared, total, norm, bias.now);
-                } else {
-                    const u32 first = static_cast<u32>(first_of(problem, tile_idx));
-                    filter_keys(shared, filter, first, tile, total, norm, bias.now);
-                }
-            }
-            if (!is_sample) bias = {bias.next, bias.after_next, far, far};
-        });
-        if (is_sample) {
-            filter = filter_from_sample(shared, largest_square);
-            bias = {bias.next, bias.after_next, bias.last, 0.0f};
-        }
+// Keep what may be chosen of a tile's keys, and start to copy those of a later one.
+__device__ __forceinline__ void filter_tile(const Shared& shared, const Problem& problem,
+                                            const Filter& filter, Feed& feed, Ahead& ahead,
+                                            u32 tile_idx) {
+    const uint4* const stage = wait_for_tile(shared, feed, tile_idx);
+    const bool is_used = __any_sync(FULL_WARP, ahead.bias[0] > MASK_THRESHOLD);
+    KeyTile tile;
+    if (is_used) load_keys(tile, stage);
+    const float far = bias_of(problem, tile_idx + NUM_STAGES + 1);
+    __syncwarp();  // the stage has been read
+    if (__any_sync(FULL_WARP, ahead.bias[NUM_STAGES] > MASK_THRESHOLD)) {
+        copy_tile(shared, problem, feed, tile_idx + NUM_STAGES);
     }
-    wait_for_copies<0>();
+    if (is_used) {
+        const u32 first = static_cast<u32>(first_of(problem, tile_idx));
+        const float norm = norm_of_key(tile);
+        filter_keys(shared, filter, first, tile, total_of(shared.row, tile), norm, ahead.bias[0]);
+    }
+#pragma unroll
+    for (u32 i = 0; i < NUM_STAGES; ++i) ahead.bias[i] = ahead.bias[i + 1];
+    ahead.bias[NUM_STAGES] = far;
+}
+
+// Look at the sample, with one warp, while others look at the query.
+__device__ __forceinline__ void look_ahead(const Shared& shared, const Ahead& ahead) {
+    const u32 warp_idx = threadIdx.x / WARP_SIZE;
+    if (warp_idx == 0) {
+        KeyTile tile;
+        load_keys(tile, shared.sample);
+        const float norm = norm_of_key(tile);
+        find_quartiles(*shared.quartiles, total_of(shared.row, tile), norm, ahead.sample_bias);
+    } else if (warp_idx == 1) {
+        weigh_heads(shared.row, *shared.norms);
+    } else if (warp_idx == 2) {
+        measure_heads(shared.row, *shared.norms);
+    }
+    __syncthreads();
+}
+
+// Collect the block's candidates by their bounds. False where these do not thin out the keys enough.
+__device__ __forceinline__ bool collect(const Shared& shared, const Problem& problem,
+                                        const Filter& filter, Feed& feed, Ahead& ahead) {
+    const u32 num_tiles = num_tiles_of(problem);
+    const bool has_room = for_tiles(shared, problem, filter, num_tiles, [&](u32 tile_idx) {
+        filter_tile(shared, problem, filter, feed, ahead, tile_idx);
+    });
+    for (u32 stage = 0; stage < NUM_STAGES; ++stage) wait_for_tile(shared, feed, stage);
     __syncthreads();
     return has_room;
 }

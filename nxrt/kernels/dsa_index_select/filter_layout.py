@@ -20,7 +20,6 @@ OUTCOME_NBYTES = 8
 _NUM_WARPS = 8
 _WARP_SIZE = 32
 _NUM_STAGES = 2
-_SAMPLE_WARPS = 2
 _EXACT_KEYS = 4
 _HEAD_TILE = 16
 _HEAD_STEP = 8
@@ -106,8 +105,7 @@ def serves(shape: Shape, dtype: DType, limits: FilterLimits) -> bool:
     # What may be chosen of the row, a tile to come, and room for the doubtful; and the sample, which
     # lies there before.
     needed = shape.K + max(shape.K // 8, MAX_DOUBTS) + 2 * _tile(dtype)
-    scratch = _stages_nbytes(shape, dtype) // _NUM_STAGES // _NUM_WARPS * _SAMPLE_WARPS
-    scratch //= _CANDIDATE_NBYTES
+    scratch = _stages_nbytes(shape, dtype) // _NUM_STAGES // _NUM_WARPS // _CANDIDATE_NBYTES
     return _capacity(shape, dtype, limits) >= max(needed, scratch)
 
 
@@ -126,7 +124,7 @@ def _stages_nbytes(shape: Shape, dtype: DType) -> int:
 def _most_keys(shape: Shape, dtype: DType) -> int:
     """Return how many keys of a row a block can mark, one bit each, where the stages were."""
     scratch = (
-        _NUM_WARPS * _EXACT_KEYS * shape.D * dtype.itemsize
+        _NUM_WARPS * _EXACT_KEYS * shape.D * _WORD
         + _NUM_WARPS * _EXACT_KEYS * _WARP_SIZE * _WORD
         + MAX_DOUBTS * (8 + _WORD)
     )
@@ -142,10 +140,13 @@ def _capacity(shape: Shape, dtype: DType, limits: FilterLimits) -> int:
 def _fixed_nbytes(shape: Shape, dtype: DType) -> int:
     heads = -(-shape.H // _HEAD_TILE) * _HEAD_TILE
     segments = (
-        heads * shape.D * dtype.itemsize,
+        shape.H * (shape.D * dtype.itemsize + 16),
         _num_parts(dtype) * heads * shape.D * 2,
         heads * _WORD,
         heads * _WORD,
+        8 * _NUM_WARPS * _NUM_STAGES,
+        5 * _WORD,
+        4 * _WORD,
         _SELECT_STATE_NBYTES,
         _stages_nbytes(shape, dtype),
     )

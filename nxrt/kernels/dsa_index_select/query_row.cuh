@@ -20,12 +20,18 @@ struct Part16<F32> {
 };
 using Part = Part16<Input>::type;
 
+template <class A, class B>
+constexpr bool is_same = false;
+template <class A>
+constexpr bool is_same<A, A> = true;
+
 // A float is the sum of two halves and of what is left over; three of their products are taken.
 constexpr bool IS_SPLIT = sizeof(Stored) == 4;
 
 constexpr u32 D = NXRT_DEPTH;
 constexpr u32 CHUNK = 16 / sizeof(Stored);  // values in a 16-byte load
 constexpr u32 CHUNKS = D / CHUNK;     // of a head, or of a key
+constexpr u32 PITCH = CHUNKS + 1;  // of heads, so that one chunk of 8 heads is in different banks
 constexpr u32 HEAD_TILE = 16;
 constexpr u32 STEPS = D / 16;         // of the depth, by one matrix instruction each
 constexpr u32 PARTS = IS_SPLIT ? 2 : 1;     // of a value
@@ -47,17 +53,17 @@ struct Radius {
     float dot_per_norm;  // of any head's dot, times the key's norm
     float dot_floor;
     float norm_limit;    // keys beyond it are not filtered
+    float q;             // RowNorms' q and smallest
+    float smallest;
     bool is_zero;        // every score is 0 but for the bias
 };
 
 struct QueryRow {
-    uint4* chunks;   // [H][CHUNKS], chunk c of head h at c ^ twist(h)
+    uint4* chunks;     // [H][PITCH], of which CHUNKS are used
     uint4* fragments;  // [PARTS][H16 / HEAD_TILE][STEPS][WARP_SIZE], for the matrix instruction
     float* weights;  // [H16], w * weights_scale; zero from H on
     float* scaled_weights;  // [H16], the same times the scale
-    float* sums;     // [THREADS][CHUNK], scratch of the radius
-    float4* warp_sums;  // [WARPS], likewise
-    uint4* staged;   // [WARPS][EXACT_KEYS][CHUNKS], keys that are scored exactly
+    float* staged;   // [WARPS][EXACT_KEYS][D], keys that are scored exactly
     float* terms;    // [WARPS][EXACT_KEYS][WARP_SIZE]
     u32 H;
     u32 H16;
@@ -65,12 +71,8 @@ struct QueryRow {
     Radius radius;
 };
 
-// Puts the chunks that a warp reads at once into different banks: one chunk of 8 heads, and 4 chunks
-// of 2 heads.
-__device__ __forceinline__ u32 twist(u32 h) { return (h & 1) << 2 | (h >> 1 & 3); }
-
-__device__ __forceinline__ uint4& chunk_of(const QueryRow& row, u32 h, u32 c) {
-    return row.chunks[h * CHUNKS + (c ^ twist(h))];
+__device__ __forceinline__ const uint4& chunk_of(const QueryRow& row, u32 h, u32 c) {
+    return row.chunks[h * PITCH + c];
 }
 
 __device__ __forceinline__ u32 word_of(const uint4& chunk, u32 i) {
@@ -125,21 +127,24 @@ __device__ __forceinline__ uint4 fragment_of(const QueryRow& row, u32 i) {
     return {first.x, second.x, first.y, second.y};
 }
 
-// Start to copy a query; finish_query takes it up once this thread's copies are there.
+// Start to copy a query; each thread waits for its own copies.
 __device__ __forceinline__ void start_query(const QueryRow& row, const Stored* query) {
     const uint4* source = reinterpret_cast<const uint4*>(query);
     for (u32 i = threadIdx.x; i < row.H * CHUNKS; i += THREADS) {
-        copy_chunk(&chunk_of(row, i / CHUNKS, i % CHUNKS), source + i);
+        copy_chunk(row.chunks + i / CHUNKS * PITCH + i % CHUNKS, source + i);
     }
 }
 
-// Lay out for the matrix instruction what start_query has copied. Begins and ends with a barrier.
+// Lay out for the matrix instruction what start_query has copied; `weight` is that of head threadIdx.x,
+// which was loaded before. Begins and ends with a barrier.
 __device__ __forceinline__ void finish_query(const QueryRow& row, const Stored* weights,
-                                             float weights_scale) {
+                                             Stored weight, float weights_scale) {
     for (u32 h = threadIdx.x; h < row.H16; h += THREADS) {
-        const float weight = h < row.H ? __fmul_rn(Input::widen(weights[h]), weights_scale) : 0.0f;
-        row.weights[h] = weight;
-        row.scaled_weights[h] = __fmul_rn(weight, row.scale);
+        if (h >= THREADS && h < row.H) weight = weights[h];
+        const float value = h < row.H ? Input::widen(weight) : 0.0f;
+        const float scaled = __fmul_rn(value, weights_scale);
+        row.weights[h] = scaled;
+        row.scaled_weights[h] = __fmul_rn(scaled, row.scale);
     }
     __syncthreads();
     const u32 num_fragments = PARTS * row.H16 / HEAD_TILE * STEPS * WARP_SIZE;
@@ -155,87 +160,81 @@ __device__ __forceinline__ float add_up(float a, float b) { return __fadd_ru(a, 
 // A NaN wins, which fmaxf would drop.
 __device__ __forceinline__ float larger(float a, float b) { return a <= b ? b : a; }
 
+// What a row's radius is made of. Two warps find it, while one looks at the sample.
 struct RowNorms {
     float v;             // || sum over h of |w_h| |q_h| ||, depth by depth
     float q;             // the largest || q_h ||
     float total_weight;  // sum over h of |w_h|
-    bool has_small;      // a weight whose products with the scale would lose precision
+    float smallest;      // |q_hd| that is not 0
+    u32 has_small;       // a weight whose products with the scale would lose precision
 };
 
-// Threads from FIRST on add up heads, each the depths of one chunk of every so many heads, into `sums`
-// [turns][D]; return the largest square of a head. FIRST is a multiple of WARP_SIZE.
-template <u32 FIRST>
-__device__ __forceinline__ float add_heads(const QueryRow& row) {
-    constexpr u32 TURNS = (THREADS - FIRST) / CHUNKS;
-    const u32 c = threadIdx.x % CHUNKS;
-    float sums[CHUNK] = {};
+__device__ __forceinline__ float warp_sum_up(float value) {
+#pragma unroll
+    for (u32 offset = WARP_SIZE / 2; offset > 0; offset >>= 1) {
+        value = add_up(value, __shfl_xor_sync(FULL_WARP, value, offset));
+    }
+    return value;
+}
+
+// All that has weights in it. Each lane has some of the depths.
+__device__ __forceinline__ void weigh_heads(const QueryRow& row, RowNorms& norms) {
+    constexpr u32 WORDS = CHUNKS * 4 / WARP_SIZE;
+    constexpr u32 VALUES = CHUNK / 4;  // of a word
+    const u32 lane_idx = threadIdx.x % WARP_SIZE;
+    const u32* words = reinterpret_cast<const u32*>(row.chunks) + lane_idx * WORDS;
+    float sums[WORDS * VALUES] = {};
+#pragma unroll 4
+    for (u32 h = 0; h < row.H; ++h) {
+        const float weight = fabsf(row.weights[h]);
+#pragma unroll
+        for (u32 i = 0; i < WORDS * VALUES; ++i) {
+            const uint4 word{words[h * PITCH * 4 + i / VALUES], 0, 0, 0};
+            sums[i] = __fmaf_ru(weight, fabsf(value_of(word, i % VALUES)), sums[i]);
+        }
+    }
+    float square = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < WORDS * VALUES; ++i) square = __fmaf_ru(sums[i], sums[i], square);
+    float total = 0.0f;
+    bool has_small = false;
+    for (u32 h = lane_idx; h < row.H; h += WARP_SIZE) {
+        const float weight = fabsf(row.weights[h]);
+        total = add_up(total, weight);
+        has_small |= weight != 0.0f && fabsf(row.scaled_weights[h]) < 1.0f / LARGE;
+    }
+    norms.v = __fsqrt_ru(warp_sum_up(square));
+    norms.total_weight = warp_sum_up(total);
+    norms.has_small = __any_sync(FULL_WARP, has_small);
+}
+
+// Each lane has some of the heads.
+__device__ __forceinline__ void measure_heads(const QueryRow& row, RowNorms& norms) {
     float largest = 0.0f;
-    for (u32 h = (threadIdx.x - FIRST) / CHUNKS; h < row.H; h += TURNS) {
-        const uint4 chunk = chunk_of(row, h, c);
-        const float weight = fabsf(row.weights[h]);
-        float squares = 0.0f;
+    float smallest = LARGE;
+    for (u32 h = threadIdx.x % WARP_SIZE; h < row.H; h += WARP_SIZE) {
+        float squares[CHUNK] = {};
+#pragma unroll 4
+        for (u32 c = 0; c < CHUNKS; ++c) {
+            const uint4 chunk = chunk_of(row, h, c);
 #pragma unroll
-        for (u32 e = 0; e < CHUNK; ++e) {
-            const float value = value_of(chunk, e);
-            sums[e] = __fmaf_ru(weight, fabsf(value), sums[e]);
-            squares = __fmaf_ru(value, value, squares);
+            for (u32 e = 0; e < CHUNK; ++e) {
+                const float value = value_of(chunk, e);
+                squares[e] = __fmaf_ru(value, value, squares[e]);
+                if (value != 0.0f) smallest = fminf(smallest, fabsf(value));
+            }
         }
 #pragma unroll
-        for (u32 offset = CHUNKS / 2; offset > 0; offset >>= 1) {
-            squares = add_up(squares, __shfl_xor_sync(FULL_WARP, squares, offset));
-        }
-        largest = larger(largest, squares);
-    }
-#pragma unroll
-    for (u32 e = 0; e < CHUNK; ++e) row.sums[(threadIdx.x - FIRST) * CHUNK + e] = sums[e];
-    return largest;
-}
-
-struct Sums {
-    float v, q, total_weight, small;
-};
-
-__device__ __forceinline__ Sums combine(const Sums& a, const Sums& b) {
-    return {add_up(a.v, b.v), larger(a.q, b.q), add_up(a.total_weight, b.total_weight),
-            larger(a.small, b.small)};
-}
-
-// Put together what add_heads has found, after a barrier; all threads call and get the same. One
-// barrier more.
-template <u32 FIRST>
-__device__ __forceinline__ RowNorms norms_of(const QueryRow& row, float largest) {
-    constexpr u32 TURNS = (THREADS - FIRST) / CHUNKS;
-    Sums sums{0.0f, largest, 0.0f, 0.0f};
-    if (threadIdx.x < D) {
-#pragma unroll
-        for (u32 turn = 0; turn < TURNS; ++turn) {
-            sums.v = add_up(sums.v, row.sums[turn * D + threadIdx.x]);
-        }
-        sums.v = __fmul_ru(sums.v, sums.v);
-    }
-    for (u32 h = threadIdx.x; h < row.H; h += THREADS) {
-        const float weight = fabsf(row.weights[h]);
-        sums.total_weight = add_up(sums.total_weight, weight);
-        if (weight != 0.0f && fabsf(row.scaled_weights[h]) < 1.0f / LARGE) sums.small = 1.0f;
+        for (u32 e = 1; e < CHUNK; ++e) squares[0] = add_up(squares[0], squares[e]);
+        largest = larger(largest, squares[0]);
     }
 #pragma unroll
     for (u32 offset = WARP_SIZE / 2; offset > 0; offset >>= 1) {
-        sums = combine(sums, {__shfl_xor_sync(FULL_WARP, sums.v, offset),
-                              __shfl_xor_sync(FULL_WARP, sums.q, offset),
-                              __shfl_xor_sync(FULL_WARP, sums.total_weight, offset),
-                              __shfl_xor_sync(FULL_WARP, sums.small, offset)});
+        largest = larger(largest, __shfl_xor_sync(FULL_WARP, largest, offset));
+        smallest = fminf(smallest, __shfl_xor_sync(FULL_WARP, smallest, offset));
     }
-    if (threadIdx.x % WARP_SIZE == 0) {
-        row.warp_sums[threadIdx.x / WARP_SIZE] = {sums.v, sums.q, sums.total_weight, sums.small};
-    }
-    __syncthreads();
-    sums = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (u32 warp = 0; warp < WARPS; ++warp) {
-        const float4 other = row.warp_sums[warp];
-        sums = combine(sums, {other.x, other.y, other.z, other.w});
-    }
-    return {__fsqrt_ru(sums.v), __fsqrt_ru(sums.q), sums.total_weight, sums.small != 0.0f};
+    norms.q = __fsqrt_ru(largest);
+    norms.smallest = smallest;
 }
 
 __device__ __forceinline__ Radius radius_from(const QueryRow& row, const RowNorms& norms) {
@@ -254,24 +253,54 @@ __device__ __forceinline__ Radius radius_from(const QueryRow& row, const RowNorm
     radius.floor = per_flush * INFLATE * TINY + scaled_weight * norms.q * SPLIT_TINY;
     radius.dot_per_norm = __fmaf_ru(norms.q, dot_units, SPLIT_TINY);
     radius.dot_floor = (2 * D + 2) * TINY + norms.q * SPLIT_TINY;
-    radius.norm_limit = is_safe && !norms.has_small ? LARGE / widest : -1.0f;
+    radius.norm_limit = is_safe && norms.has_small == 0 ? LARGE / widest : -1.0f;
+    radius.q = norms.q;
+    radius.smallest = norms.smallest;
     radius.is_zero = norms.v == 0.0f;
     return radius;
 }
 
-// Add up the dots of one head and COUNT keys, in the contract's order.
-template <u32 COUNT>
-__device__ __forceinline__ void add_products(const QueryRow& row, const uint4* staged, u32 h,
+// Stage a key as floats for add_products; return whether its products with the query are exact, so
+// that adding one to a sum rounds as adding its rounded value does. All lanes call.
+__device__ __forceinline__ bool stage_key(const Radius& radius, float* staged, const Stored* key) {
+    const u32 lane_idx = threadIdx.x % WARP_SIZE;
+    float largest = 0.0f;
+    float smallest = LARGE;
+    if (lane_idx < CHUNKS) {
+        const uint4 chunk = reinterpret_cast<const uint4*>(key)[lane_idx];
+#pragma unroll
+        for (u32 e = 0; e < CHUNK; ++e) {
+            const float value = value_of(chunk, e);
+            const float size = fabsf(value);
+            staged[lane_idx * CHUNK + e] = value;
+            largest = larger(largest, size);
+            if (size != 0.0f) smallest = fminf(smallest, size);
+        }
+    }
+    if constexpr (IS_SPLIT) return false;
+    const bool is_exact = radius.q * largest < LARGE && radius.smallest * smallest >= TINY;
+    return __all_sync(FULL_WARP, is_exact);
+}
+
+// Add up the dots of one head and COUNT keys, in the contract's order; fused where products are exact.
+template <u32 COUNT, bool IS_FUSED>
+__device__ __forceinline__ void add_products(const QueryRow& row, const float* staged, u32 h,
                                              float (&dots)[COUNT]) {
 #pragma unroll 2
     for (u32 c = 0; c < CHUNKS; ++c) {
         const uint4 q = chunk_of(row, h, c);
 #pragma unroll
-        for (u32 i = 0; i < COUNT; ++i) {
-            const uint4 k = staged[i * CHUNKS + c];
+        for (u32 e = 0; e < CHUNK; e += 4) {
 #pragma unroll
-            for (u32 e = 0; e < CHUNK; ++e) {
-                dots[i] = __fadd_rn(dots[i], __fmul_rn(value_of(q, e), value_of(k, e)));
+            for (u32 i = 0; i < COUNT; ++i) {
+                const float4 k = *reinterpret_cast<const float4*>(staged + i * D + c * CHUNK + e);
+                const float values[4] = {k.x, k.y, k.z, k.w};
+#pragma unroll
+                for (u32 f = 0; f < 4; ++f) {
+                    const float a = value_of(q, e + f);
+                    dots[i] = IS_FUSED ? __fmaf_rn(a, values[f], dots[i])
+                                       : __fadd_rn(dots[i], __fmul_rn(a, values[f]));
+                }
             }
         }
     }
@@ -285,13 +314,14 @@ __device__ __forceinline__ float exact_scores(const QueryRow& row, const Stored*
                                               u32 count) {
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
     const u32 warp_idx = threadIdx.x / WARP_SIZE;
-    uint4* const staged = row.staged + warp_idx * EXACT_KEYS * CHUNKS;
+    float* const staged = row.staged + warp_idx * EXACT_KEYS * D;
     float* const terms = row.terms + warp_idx * EXACT_KEYS * WARP_SIZE;
     u32 own = position[0];
+    bool is_fused = true;
 #pragma unroll
     for (u32 i = 0; i < COUNT; ++i) {
-        const uint4* source = reinterpret_cast<const uint4*>(key + static_cast<u64>(position[i]) * D);
-        if (i < count && lane_idx < CHUNKS) staged[i * CHUNKS + lane_idx] = source[lane_idx];
+        const Stored* source = key + static_cast<u64>(position[i]) * D;
+        is_fused &= stage_key(row.radius, staged + i * D, source);
         own = lane_idx == i ? position[i] : own;  // in registers
     }
     const float own_bias = lane_idx < count ? bias[own] : 0.0f;
@@ -300,7 +330,11 @@ __device__ __forceinline__ float exact_scores(const QueryRow& row, const Stored*
     for (u32 h_begin = 0; h_begin < row.H; h_begin += WARP_SIZE) {
         const u32 h = h_begin + lane_idx;
         float dots[COUNT] = {};
-        if (h < row.H) add_products<COUNT>(row, staged, h, dots);
+        if (h < row.H && is_fused) {
+            add_products<COUNT, true>(row, staged, h, dots);
+        } else if (h < row.H) {
+            add_products<COUNT, false>(row, staged, h, dots);
+        }
         const float weight = h < row.H ? row.weights[h] : 0.0f;
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i) {

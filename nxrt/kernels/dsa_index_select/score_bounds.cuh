@@ -6,8 +6,11 @@
 constexpr u32 KEY_TILES = 4 / PARTS;   // of 8 keys, as the matrix instruction takes them
 constexpr u32 KEYS = 8 * KEY_TILES;    // of a warp at once
 constexpr u32 KEY_LOADS = CHUNKS / 4;  // of 16 bytes, of a lane for each of its keys
-constexpr u32 STAGE_CHUNKS = WARPS * KEYS * CHUNKS;
-constexpr float NORM_INFLATE = IS_SPLIT ? 1.0f + 0x1p-6f : 1.0f + 0x1p-14f;
+constexpr u32 WARP_CHUNKS = KEYS * CHUNKS;  // of a stage
+constexpr bool IS_BF16 = is_same<Part, BF16>;
+// What the sum of a key's squares may be short of: nine roundings of brain floats, and the second half
+// of a float.
+constexpr float NORM_INFLATE = 1.0f + (IS_BF16 ? 0x1p-5f : 0x1p-14f) + (IS_SPLIT ? 0x1p-6f : 0.0f);
 
 // Lane (g, j) holds chunks 4c + j of keys 8n + g. Which depth meets which does not matter to a dot,
 // as long as query and key agree, so that every lane loads 16 bytes in one piece.
@@ -27,56 +30,72 @@ __device__ __forceinline__ void unpack(KeyTile& tile, u32 n, u32 c, const uint4&
     }
 }
 
-// Start to copy keys to a stage, [KEY_TILES][KEY_LOADS][warps][WARP_SIZE], from KEYS positions: each
-// lane what it will read itself, so that nobody has to wait for another.
-template <class PositionOf>
-__device__ __forceinline__ void copy_keys(uint4* stage, u32 warps, const Stored* key,
-                                          PositionOf position_of) {
-    const u32 g = threadIdx.x % WARP_SIZE / 4;
-    const u32 j = threadIdx.x % 4;
+// Load a warp's keys from its part of a stage, [KEYS][CHUNKS].
+__device__ __forceinline__ void load_keys(KeyTile& tile, const uint4* stage) {
+    const uint4* const own = stage + threadIdx.x % WARP_SIZE / 4 * CHUNKS + threadIdx.x % 4;
 #pragma unroll
     for (u32 n = 0; n < KEY_TILES; ++n) {
-        const u64 position = position_of(8 * n + g);
-        const uint4* source = reinterpret_cast<const uint4*>(key + position * D) + j;
 #pragma unroll
-        for (u32 c = 0; c < KEY_LOADS; ++c) {
-            copy_chunk(stage + (n * KEY_LOADS + c) * warps * WARP_SIZE + threadIdx.x, source + 4 * c);
+        for (u32 c = 0; c < KEY_LOADS; ++c) unpack(tile, n, c, own[8 * n * CHUNKS + 4 * c]);
+        if constexpr (IS_SPLIT) __syncwarp();  // not all at once, for want of registers
+    }
+}
+
+// Add a word's squares to what a lane has of a key's. Halves of floats and of brain floats are added
+// eight at a time as such, which loses less than one part in 40; others as floats.
+struct Squares {
+    float sum = 0.0f;
+    u32 pair = 0;
+};
+
+__device__ __forceinline__ void add_squares(Squares& squares, u32 word) {
+    if constexpr (IS_BF16) {
+        squares.pair = fma_bf16x2(word, word, squares.pair);
+    } else {
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            const float value = Part::widen(static_cast<u16>(word >> 16 * half));
+            squares.sum = __fmaf_rn(value, value, squares.sum);
         }
     }
 }
 
-__device__ __forceinline__ void load_keys(KeyTile& tile, const uint4* stage, u32 warps) {
-#pragma unroll
-    for (u32 n = 0; n < KEY_TILES; ++n) {
-#pragma unroll
-        for (u32 c = 0; c < KEY_LOADS; ++c) {
-            unpack(tile, n, c, stage[(n * KEY_LOADS + c) * warps * WARP_SIZE + threadIdx.x]);
-        }
+__device__ __forceinline__ void take_up(Squares& squares) {
+    if constexpr (IS_BF16) {
+        squares.sum += BF16::widen(static_cast<u16>(squares.pair)) +
+                       BF16::widen(static_cast<u16>(squares.pair >> 16));
+        squares.pair = 0;
     }
 }
 
-// Lane i returns the norm of key i, rounded up. The products of every key with itself are on the
-// diagonal of the keys' products with each other, which tensor cores give for less than sums cost:
-// what a lane holds of 16 keys as one operand it holds of them as the other. Of a float its first
-// half is taken, and the norm raised by what that can be short of it.
+// Lane i returns the norm of key i, rounded up. Of a float the first half is taken, and the norm raised
+// by what that can be short of it.
 __device__ __forceinline__ float norm_of_key(const KeyTile& tile) {
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
-    const u32 g = lane_idx / 4;
-    const u32 r = lane_idx % 8;
-    float square = 0.0f;
+    float sums[4] = {};
 #pragma unroll
     for (u32 n = 0; n < KEY_TILES; ++n) {
-        float products[4] = {};
+        Squares squares;
 #pragma unroll
         for (u32 step = 0; step < STEPS; ++step) {
-            const uint2 k = tile.words[0][n][step];
-            mma_m16n8k16(Part(), products, k.x, 0, k.y, 0, k.x, k.y);
+            add_squares(squares, tile.words[0][n][step].x);
+            add_squares(squares, tile.words[0][n][step].y);
+            if (step % 4 == 3) take_up(squares);
         }
-        // Lane (g, g / 2) has that of key 8n + g.
-        const float own = g % 2 == 0 ? products[0] : products[1];
-        const float of_key = __shfl_sync(FULL_WARP, own, 4 * r + r / 2);
-        if (lane_idx / 8 == n) square = of_key;
+        sums[n] = squares.sum;
     }
+    // Lane (g, j) adds up what its quad has of key 8j + g.
+#pragma unroll
+    for (u32 half = 2; half > 0; half >>= 1) {
+        const bool is_upper = (lane_idx & half) != 0;
+#pragma unroll
+        for (u32 i = 0; i < half; ++i) {
+            const float sent = is_upper ? sums[i] : sums[i + half];
+            const float kept = is_upper ? sums[i + half] : sums[i];
+            sums[i] = kept + __shfl_xor_sync(FULL_WARP, sent, half);
+        }
+    }
+    const float square = __shfl_sync(FULL_WARP, sums[0], lane_idx % 8 * 4 + lane_idx / 8);
     // Low by no more than its roundings, as all terms are positive, and by what was flushed.
     return __fsqrt_ru(__fmaf_ru(square, NORM_INFLATE, 0x1p-118f));
 }

@@ -13,27 +13,60 @@ __device__ __forceinline__ u32 num_words_of(const Problem& problem) {
     return (problem.end - problem.begin + 31) / 32;
 }
 
-// Mark what is certainly chosen and list what is in doubt, as far as there is place. Ends with a
-// barrier.
+// Below this value an approximation is certainly not chosen: further from the cut than twice its
+// radius, which covers how the radius grows.
+__device__ __forceinline__ float certainly_out(const Candidates& all, const Cut& cut) {
+    const u32 key = static_cast<u32>(cut.low >> 32);
+    const float low = __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
+    const bool is_usable = !cut.is_all && fabsf(low) < LARGE;
+    return is_usable ? __fadd_rd(low, -2.0f * radius_at(low, all.radius)) : -infinity();
+}
+
+// Sort out one candidate: mark it where it is certainly chosen, list it where it is in doubt, as far as
+// there is place. Return whether it is certain. All lanes call.
+__device__ __forceinline__ bool sort_out_one(const Shared& shared, const Problem& problem,
+                                             const Cut& cut, u32 i, bool is_there) {
+    const Candidates& all = shared.candidates;
+    const bool is_in = is_there && (cut.is_all || all.high(i) >= cut.low);
+    const bool is_certain = is_in && (cut.is_all || all.low(i) > cut.high);
+    if (is_certain) mark(shared, problem, all.position(i));
+    const bool is_doubtful = is_in && !is_certain;
+    const u32 place = take_place(&shared.state->num_doubts, is_doubtful);
+    if (is_doubtful && place < MAX_DOUBTS) shared.doubts[place] = all.position(i);
+    return is_certain;
+}
+
+// Mark what is certainly chosen and list what is in doubt. Ends with a barrier.
 __device__ __forceinline__ void sort_out(const Shared& shared, const Problem& problem,
                                          const Cut& cut) {
+    constexpr u32 AT_ONCE = 4;
     SelectState& state = *shared.state;
     const Candidates& all = shared.candidates;
+    const float out = certainly_out(all, cut);
     if (threadIdx.x == 0) state.num_certain = state.num_doubts = state.num_before = 0;
     for (u32 i = threadIdx.x; i < num_words_of(problem); i += THREADS) shared.chosen[i] = 0;
     __syncthreads();
     const u32 n = state.count;
-#pragma unroll 2
-    for (u32 begin = 0; begin < n; begin += THREADS) {
-        const u32 i = begin + threadIdx.x;
-        const bool is_in = i < n && (cut.is_all || all.high(i) >= cut.low);
-        if (!__any_sync(FULL_WARP, is_in)) continue;
-        const bool is_certain = is_in && (cut.is_all || all.low(i) > cut.high);
-        if (is_certain) mark(shared, problem, all.position(i));
-        take_place(&state.num_certain, is_certain);
-        const bool is_doubtful = is_in && !is_certain;
-        const u32 place = take_place(&state.num_doubts, is_doubtful);
-        if (is_doubtful && place < MAX_DOUBTS) shared.doubts[place] = all.position(i);
+    u32 num_certain = 0;
+    for (u32 begin = threadIdx.x; begin - threadIdx.x < n; begin += AT_ONCE * THREADS) {
+        bool is_there[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            const u32 index = begin + i * THREADS;
+            is_there[i] = index < n && !(all.values[index] < out);
+        }
+#pragma unroll 1
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            const bool is_it = i == 0 ? is_there[0] : i == 1 ? is_there[1] : i == 2 ? is_there[2] : is_there[3];
+            if (!__any_sync(FULL_WARP, is_it)) continue;
+            num_certain += sort_out_one(shared, problem, cut, begin + i * THREADS, is_it);
+        }
+    }
+    for (u32 offset = WARP_SIZE / 2; offset > 0; offset >>= 1) {
+        num_certain += __shfl_xor_sync(FULL_WARP, num_certain, offset);
+    }
+    if (threadIdx.x % WARP_SIZE == 0 && num_certain != 0) {
+        atomicAdd(&state.num_certain, num_certain);
     }
     __syncthreads();
 }
@@ -66,7 +99,28 @@ struct Tally {
     u32 num_before;
 };
 
-// Tell the other blocks of this one's doubts, which are scored, and gather theirs.
+// Add up what blocks have told, by each warp for itself.
+__device__ __forceinline__ void add_up_certain(const Slot& told, Tally& tally) {
+    const u32 lane_idx = threadIdx.x % WARP_SIZE;
+    u32 all = 0;
+    u32 before = 0;
+#pragma unroll
+    for (u32 i = 0; i < MAX_TEAM / WARP_SIZE; ++i) {
+        const u32 block = i * WARP_SIZE + lane_idx;
+        const u32 count = block < gridDim.x ? __ldcg(&told.certain[block]) : 0;
+        all += count;
+        if (block < blockIdx.x) before += count;
+    }
+#pragma unroll
+    for (u32 offset = WARP_SIZE / 2; offset > 0; offset >>= 1) {
+        all += __shfl_xor_sync(FULL_WARP, all, offset);
+        before += __shfl_xor_sync(FULL_WARP, before, offset);
+    }
+    tally.num_certain = all;
+    tally.num_before = before;
+}
+
+// Tell the other blocks of this one's doubts, which are scored, and gather theirs. Ends with a barrier.
 __device__ __forceinline__ Tally exchange(const Shared& shared, Team& team) {
     SelectState& state = *shared.state;
     const u32 num_own = state.num_doubts;
@@ -78,18 +132,39 @@ __device__ __forceinline__ Tally exchange(const Shared& shared, Team& team) {
     }
     const Slot& told = meet(team);
     Tally tally;
+    // All at once, before it is known how many there are.
+    const u64 first = __ldcg(&told.ranks[threadIdx.x]);
+    const u64 second = __ldcg(&told.ranks[THREADS + threadIdx.x]);
     tally.num_doubts = __ldcg(&told.num_doubts);
-    const u32 other = threadIdx.x < gridDim.x ? __ldcg(&told.certain[threadIdx.x]) : 0;
-    if (tally.num_doubts <= MAX_DOUBTS) {
-        for (u32 i = threadIdx.x; i < tally.num_doubts; i += THREADS) {
-            shared.ranks[i] = __ldcg(&told.ranks[i]);
-        }
-    }
-    const u32 before = block_exclusive_sum(other, state.warp_sums, tally.num_certain);
-    if (threadIdx.x == blockIdx.x) state.doubts_place = before;
+    add_up_certain(told, tally);
+    shared.ranks[threadIdx.x] = first;
+    shared.ranks[THREADS + threadIdx.x] = second;
     __syncthreads();
-    tally.num_before = state.doubts_place;
     return tally;
+}
+
+// Find the wanted-th best of a few doubts: each warp compares all with some of them. Begins and ends
+// with a barrier.
+__device__ __forceinline__ u64 wanted_of_few(const Shared& shared, u32 num_doubts, u32 wanted) {
+    SelectState& state = *shared.state;
+    u32* const num_better = state.digits;
+    const u32 lane_idx = threadIdx.x % WARP_SIZE;
+    num_better[threadIdx.x] = 0;
+    __syncthreads();
+    for (u32 first = 0; first < num_doubts; first += WARP_SIZE) {
+        const u64 own = shared.ranks[first + lane_idx];
+        u32 better = 0;
+#pragma unroll 4
+        for (u32 i = threadIdx.x / WARP_SIZE; i < num_doubts; i += WARPS) {
+            better += shared.ranks[i] > own;
+        }
+        atomicAdd(&num_better[first + lane_idx], better);
+    }
+    __syncthreads();
+    const u32 own = threadIdx.x;
+    if (own < num_doubts && num_better[own] + 1 == wanted) state.most = shared.ranks[own];
+    __syncthreads();
+    return state.most;
 }
 
 // Choose the best `wanted` of the row's doubts: mark this block's, count those before them.
@@ -98,21 +173,14 @@ __device__ __forceinline__ void choose_doubts(const Shared& shared, const Proble
     SelectState& state = *shared.state;
     const u64* const ranks = shared.ranks;
     u64 last = 0;
-    const bool is_few = num_doubts <= THREADS;
-    if (!is_few && wanted < num_doubts) {
+    if (wanted < num_doubts && num_doubts <= THREADS) {
+        last = wanted_of_few(shared, num_doubts, wanted);
+    } else if (wanted < num_doubts) {
         last = kth_largest(state, num_doubts, wanted, [&](u32 i) { return ranks[i]; });
     }
-    for (u32 i = threadIdx.x; i < num_doubts; i += THREADS) {
-        const u64 own = ranks[i];
-        bool is_chosen = own >= last;
-        if (is_few) {
-            u32 num_better = 0;
-#pragma unroll 4
-            for (u32 other = 0; other < num_doubts; ++other) num_better += ranks[other] > own;
-            is_chosen = num_better < wanted;
-        }
-        const u32 position = ~static_cast<u32>(own);
-        if (!is_chosen || position >= problem.end) continue;
+    for (u32 i = threadIdx.x; i < num_doubts && wanted != 0; i += THREADS) {
+        const u32 position = ~static_cast<u32>(ranks[i]);
+        if (ranks[i] < last || position >= problem.end) continue;
         if (position >= problem.begin) {
             mark(shared, problem, position);
         } else {

@@ -9,7 +9,7 @@
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 constexpr u32 BINS_BELOW = NUM_BINS / 4;  // the middle of the values; the best are above it
-constexpr float BINS_PER_QUARTER = 172.0f;  // of the values between the outer: 128 a deviation
+constexpr float BINS_PER_HALF = 344.0f;  // of the values, in the middle: 256 a deviation
 
 struct ValueBins {
     float base;
@@ -36,70 +36,64 @@ struct ValueBins {
     }
 };
 
-// One warp has the row's first keys, and one has others that are as far apart as can be.
-__device__ __forceinline__ u32 sample_position(const Problem& problem, u32 i) {
-    if (threadIdx.x < WARP_SIZE) return i < problem.T ? i : problem.T - 1;
-    return static_cast<u32>(static_cast<u64>(problem.T) * i / KEYS);
+// Half of the sample are the row's first keys, and half are others as far apart as can be.
+__device__ __forceinline__ u32 sample_position(u32 T) {
+    const u32 i = threadIdx.x % KEYS;
+    if (i < KEYS / 2) return i < T ? i : T - 1;
+    return static_cast<u32>(static_cast<u64>(T) * (i - KEYS / 2) / (KEYS / 2));
 }
 
-// Put this lane's key of the sample where it is compared with the others.
-__device__ __forceinline__ void add_to_sample(const Shared& shared, float total, float norm,
-                                              float bias) {
-    const u32 lane_idx = threadIdx.x % WARP_SIZE;
-    if (lane_idx >= KEYS) return;
-    const u32 own = threadIdx.x / WARP_SIZE * KEYS + lane_idx;
-    const bool is_allowed = bias > MASK_THRESHOLD;
-    const float value = is_allowed ? __fadd_rn(total, bias) : total;
-    const bool is_finite = norm < LARGE && fabsf(value) < LARGE;
-    shared.sample->values[own] = is_finite ? value : infinity();
-    shared.sample->norms[own] = is_finite ? norm : infinity();
-    shared.sample->is_allowed[own] = is_allowed && is_finite;
-}
-
-// Number the sample by size; the infinite are last, and say nothing but there.
-__device__ __forceinline__ u32 rank_in(const float (&all)[SAMPLE_SIZE], u32 own) {
-    constexpr u32 SHARES = THREADS / SAMPLE_SIZE;
-    constexpr u32 SIZE = SAMPLE_SIZE / SHARES;
-    const float mine = all[own];
-    const u32 begin = threadIdx.x % SHARES * SIZE;
-    u32 rank = 0;
-#pragma unroll
-    for (u32 i = begin; i < begin + SIZE; ++i) {
-        rank += all[i] < mine || (all[i] == mine && i < own);
+// Start to copy the sample. One warp calls; each lane waits for its own copies.
+__device__ __forceinline__ void start_sample(const Shared& shared, const Problem& problem) {
+    const u32 position = sample_position(problem.T);
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < WARP_CHUNKS; i += WARP_SIZE) {
+        const u64 of_key = __shfl_sync(FULL_WARP, position, i / CHUNKS);
+        const uint4* source = reinterpret_cast<const uint4*>(problem.key + of_key * D);
+        copy_chunk(shared.sample + i, source + i % CHUNKS);
     }
-#pragma unroll
-    for (u32 offset = SHARES / 2; offset > 0; offset >>= 1) {
-        rank += __shfl_xor_sync(FULL_WARP, rank, offset);
+}
+
+// Number the lanes by size.
+__device__ __forceinline__ u32 rank_among(float mine) {
+    const u32 lane_idx = threadIdx.x % WARP_SIZE;
+    u32 rank = 0;
+#pragma unroll 8
+    for (u32 i = 0; i < KEYS; ++i) {
+        const float other = __shfl_sync(FULL_WARP, mine, i);
+        rank += other < mine || (other == mine && i < lane_idx);
     }
     return rank;
 }
 
-// Find the sample's quartiles; of what is allowed of it, if anything is. Begins with a barrier behind
-// add_to_sample, and ends with one.
-__device__ __forceinline__ Quartiles quartiles_of(Sample& sample) {
-    constexpr u32 SHARES = THREADS / SAMPLE_SIZE;
-    const u32 own = threadIdx.x / SHARES;
-    if (threadIdx.x == 0) sample.quartiles = {0.0f, 0.0f, 0.0f, -1.0f};
-    const bool is_allowed = sample.is_allowed[own];
-    if (__syncthreads_or(is_allowed) && !is_allowed && threadIdx.x % SHARES == 0) {
-        sample.values[own] = sample.norms[own] = infinity();
-    }
-    __syncthreads();
-    const u32 count = __syncthreads_count(sample.norms[own] < infinity()) / SHARES;
-    const u32 value_rank = rank_in(sample.values, own);
-    const u32 norm_rank = rank_in(sample.norms, own);
-    if (count != 0 && threadIdx.x % SHARES == 0) {
-        if (value_rank == count / 4) sample.quartiles.lower = sample.values[own];
-        if (value_rank == count / 2) sample.quartiles.middle = sample.values[own];
-        if (value_rank == count - 1 - count / 4) sample.quartiles.upper = sample.values[own];
-        if (norm_rank == count - 1 - count / 4) sample.quartiles.norm = sample.norms[own];
-    }
-    __syncthreads();
-    return sample.quartiles;
+__device__ __forceinline__ float of_rank(float mine, u32 rank, u32 wanted) {
+    const u32 mask = __ballot_sync(FULL_WARP, rank == wanted);
+    return __shfl_sync(FULL_WARP, mine, __ffs(mask) - 1);
+}
+
+// Find the quartiles of a sample, whose key i lane i has; of what is allowed of it, if anything is.
+__device__ __forceinline__ void find_quartiles(Quartiles& quartiles, float total, float norm,
+                                               float bias) {
+    const bool is_allowed = bias > MASK_THRESHOLD;
+    float value = is_allowed ? __fadd_rn(total, bias) : total;
+    bool is_used = threadIdx.x % WARP_SIZE < KEYS && norm < LARGE && fabsf(value) < LARGE;
+    if (__any_sync(FULL_WARP, is_used && is_allowed)) is_used = is_used && is_allowed;
+    const u32 count = __popc(__ballot_sync(FULL_WARP, is_used));
+    value = is_used ? value : infinity();
+    norm = is_used ? norm : infinity();
+    const u32 value_rank = rank_among(value);
+    const u32 norm_rank = rank_among(norm);
+    const float middle = of_rank(norm, norm_rank, count / 2);
+    const float upper = of_rank(norm, norm_rank, count - 1 - count / 4);
+    quartiles.lower = of_rank(value, value_rank, count / 4);
+    quartiles.middle = of_rank(value, value_rank, count / 2);
+    quartiles.upper = of_rank(value, value_rank, count - 1 - count / 4);
+    quartiles.norm_limit = fmaxf(upper + 6.0f * (upper - middle), 1.125f * upper);
+    if (count == 0) quartiles = {0.0f, 0.0f, 0.0f, -1.0f};
 }
 
 __device__ __forceinline__ ValueBins bins_of(const Quartiles& found) {
-    float width = (found.upper - found.lower) / BINS_PER_QUARTER;
+    float width = (found.upper - found.lower) / BINS_PER_HALF;
     width = fmaxf(fmaxf(width, fabsf(found.middle) * 0x1p-16f), 0x1p-100f);
     return {__fmaf_rn(-static_cast<float>(BINS_BELOW), width, found.middle), width, 1.0f / width};
 }

@@ -20,20 +20,19 @@ __device__ __forceinline__ u32 warp_inclusive_sum(u32 value, u32 lane_idx) {
 template <u32 NUM_WARPS>
 __device__ __forceinline__ u32 block_exclusive_sum(u32 value, u32 (&warp_sums)[NUM_WARPS],
                                                    u32& total) {
-    static_assert(NUM_WARPS <= WARP_SIZE, "one warp adds up the warps");
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
     const u32 warp_idx = threadIdx.x / WARP_SIZE;
     const u32 inclusive = warp_inclusive_sum(value, lane_idx);
     if (lane_idx == WARP_SIZE - 1) warp_sums[warp_idx] = inclusive;
     __syncthreads();
-    if (warp_idx == 0) {
-        const u32 sum = lane_idx < NUM_WARPS ? warp_sums[lane_idx] : 0;
-        const u32 up_to = warp_inclusive_sum(sum, lane_idx);
-        if (lane_idx < NUM_WARPS) warp_sums[lane_idx] = up_to;
+    u32 before = 0;
+    total = 0;
+#pragma unroll
+    for (u32 warp = 0; warp < NUM_WARPS; ++warp) {
+        const u32 sum = warp_sums[warp];
+        if (warp < warp_idx) before += sum;
+        total += sum;
     }
-    __syncthreads();
-    const u32 before = warp_idx == 0 ? 0 : warp_sums[warp_idx - 1];
-    total = warp_sums[NUM_WARPS - 1];
     __syncthreads();
     return before + inclusive - value;
 }

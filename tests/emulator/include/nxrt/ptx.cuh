@@ -4,6 +4,9 @@
 // no better than what tensor cores do.
 #pragma once
 
+#include <deque>
+#include <vector>
+
 #include "nxrt/numerics.cuh"
 
 struct EmulatedFragments {
@@ -51,6 +54,16 @@ inline u32 pack_bf16(float first, float second) {
     return emulated_bf16(first) | emulated_bf16(second) << 16;
 }
 
+// Rounded twice, by next to nothing the first time.
+inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+    u32 word = 0;
+    for (u32 half = 0; half < 2; ++half) {
+        const float x = emulated_half_of<BF16>(a, half), y = emulated_half_of<BF16>(b, half);
+        word |= emulated_bf16(std::fma(x, y, emulated_half_of<BF16>(c, half))) << 16 * half;
+    }
+    return word;
+}
+
 // A copy is made as late as it may be: by the wait for its group.
 inline void copy_chunk(uint4 *target, const uint4 *source) {
     emulated::later(target, source, sizeof *target);
@@ -62,6 +75,56 @@ inline void prefetch(const void *) {}
 inline void commit_copies() { emulated::close_group(); }
 template <u32 NUM_OPEN>
 inline void wait_for_copies() { emulated::finish_groups(NUM_OPEN); }
+
+// Likewise, by the first to wait for its phase.
+struct EmulatedArrivals {
+    struct Copy {
+        void *target;
+        const void *source;
+        u32 nbytes;
+    };
+    std::vector<Copy> copies;
+    u32 num_expected = 0, num_started = 0, num_phases = 0;
+};
+inline EmulatedArrivals &emulated_arrivals(u64 *barrier) {
+    return *reinterpret_cast<EmulatedArrivals *>(*barrier);
+}
+inline void init_arrivals(u64 *barrier) {
+    // Lives as long as the launch's memory, which nobody tells the end of.
+    static std::deque<EmulatedArrivals> all;
+    all.emplace_back();
+    *barrier = reinterpret_cast<u64>(&all.back());
+}
+inline void publish_arrivals() {}
+inline void order_copies() {}
+inline void expect_bytes(u64 *barrier, u32 nbytes) {
+    EmulatedArrivals &arrivals = emulated_arrivals(barrier);
+    if (arrivals.num_expected != 0) emulated::fail("two phases of copies at once");
+    arrivals.num_expected = nbytes;
+}
+inline void copy_bulk(void *target, const void *source, u32 nbytes, u64 *barrier) {
+    const u64 addresses = reinterpret_cast<u64>(target) | reinterpret_cast<u64>(source) | nbytes;
+    if (addresses % 16 != 0) emulated::fail("a copy that is not of whole 16 bytes");
+    EmulatedArrivals &arrivals = emulated_arrivals(barrier);
+    arrivals.copies.push_back({target, source, nbytes});
+    arrivals.num_started += nbytes;
+}
+inline void wait_for_bytes(u64 *barrier, u32 phase) {
+    EmulatedArrivals &arrivals = emulated_arrivals(barrier);
+    while (arrivals.num_phases % 2 == phase) {
+        if (arrivals.num_expected == 0 || arrivals.num_started < arrivals.num_expected) {
+            emulated::spin();
+            continue;
+        }
+        if (arrivals.num_started > arrivals.num_expected) emulated::fail("more bytes than expected");
+        for (const auto &copy : arrivals.copies) {
+            std::memcpy(copy.target, copy.source, copy.nbytes);
+        }
+        arrivals.copies.clear();
+        arrivals.num_expected = arrivals.num_started = 0;
+        ++arrivals.num_phases;
+    }
+}
 
 inline u8 *dynamic_shared() { return emulated::dynamic_shared(); }
 inline u32 dynamic_shared_nbytes() { return emulated::dynamic_shared_nbytes(); }
