@@ -1,0 +1,340 @@
+// One look of a block's two warpgroups at keys, 64 at a time: each row's list gets what reaches the
+// row's threshold.
+//
+// The warpgroups take tiles in turn and need not wait for each other but for the tensor cores: one
+// starts its products when the other's are nearly done, and adds up its own meanwhile. Keys, biases
+// and norms are loaded a tile ahead. How thresholds are found is in warpgroup_filter.cu.
+#pragma once
+
+#include "settle.cuh"
+#include "warpgroup_products.cuh"
+
+#ifndef NXRT_TURNS
+#define NXRT_TURNS 1
+#endif
+
+constexpr bool HAS_TURNS = NXRT_TURNS != 0;
+constexpr u32 NUM_GROUPS = THREADS / WARPGROUP_SIZE;
+constexpr u32 TURN_BARRIER = 1;    // and one for each further warpgroup
+constexpr u32 VOTE_BARRIER = 3;    // likewise
+constexpr u32 TILES_PER_SKIP = 16;  // of one warpgroup
+constexpr u32 SAMPLE_CAPACITY = 3072;
+
+static_assert(NUM_GROUPS == 2, "turns are handed to and fro");
+
+struct alignas(16) Limits {
+    float per_norm;   // as the radius has them; 0 where every score is 0
+    float floor;
+    float norm_limit;
+    u32 threshold;    // what an upper bound must reach
+};
+
+struct RowState {
+    Limits limits;
+    u32 length;       // of the list, or what it would be had it room
+    u32 num_reached;  // entries whose lower bound is enough
+    u32 has_bias;     // an entry has a bias that is not 0
+    u32 is_active;
+    u32 num_sampled;
+    u32 rank;         // in the sample, of the threshold
+    Radius radius;
+};
+
+struct Block {
+    RowState* rows;         // [ROWS]
+    const float4* weights;  // as place_of_weight says
+    u32* sample;            // [ROWS][SAMPLE_CAPACITY], lower bounds
+    u32* is_done;           // [NUM_GROUPS]
+    SharedOperand queries;
+    const Stored* key;      // of the rows' batch
+    const float* norms;     // of the rows' batch
+    const float* bias;      // of the first row, and so are the lists
+    uint2* lists;
+    u32 T;
+    u32 capacity;
+};
+
+// Every `stride`-th tile.
+struct Pass {
+    u32 stride;
+    u32 num_tiles;
+    bool is_sample;
+};
+
+// Which rows of the block a lane decides about, for each of its two keys.
+template <u32 ROWS>
+struct Share {
+    static constexpr u32 COUNT = ROWS / 4;
+    u32 first_row;
+    bool is_active[COUNT];
+};
+
+template <u32 ROWS>
+struct Biases {
+    float values[Share<ROWS>::COUNT][LANE_KEYS];
+};
+
+struct Norms {
+    float values[LANE_KEYS];
+};
+
+// A warpgroup's way through a pass: the tile it looks at next, and whether rows allow its keys.
+template <u32 ROWS>
+struct Cursor {
+    u32 tile;
+    Biases<ROWS> biases;
+};
+
+__device__ __forceinline__ u32 own_group() { return threadIdx.x / WARPGROUP_SIZE; }
+
+__device__ __forceinline__ u32 begin_of(const Pass& pass, u32 tile) {
+    return tile * pass.stride * TILE_KEYS;
+}
+
+template <u32 ROWS>
+__device__ __forceinline__ Share<ROWS> own_share(const Block& block) {
+    Share<ROWS> share;
+    share.first_row = threadIdx.x % 4 * Share<ROWS>::COUNT;
+#pragma unroll
+    for (u32 i = 0; i < Share<ROWS>::COUNT; ++i) {
+        share.is_active[i] = block.rows[share.first_row + i].is_active;
+    }
+    return share;
+}
+
+// ---- which tiles
+
+template <u32 ROWS>
+__device__ __forceinline__ void load_biases(const Block& block, const Pass& pass,
+                                            const Share<ROWS>& share, Cursor<ROWS>& cursor) {
+    const u32 begin = begin_of(pass, cursor.tile);
+#pragma unroll
+    for (u32 r = 0; r < Share<ROWS>::COUNT; ++r) {
+        const u64 row = static_cast<u64>(share.first_row + r) * block.T;
+#pragma unroll
+        for (u32 i = 0; i < LANE_KEYS; ++i) {
+            const u32 offset = key_in_tile() + 8 * i;
+            float& value = cursor.biases.values[r][i];
+            value = MASK_THRESHOLD;
+            if (cursor.tile < pass.num_tiles && offset < block.T - begin && share.is_active[r]) {
+                value = __ldcs(block.bias + row + begin + offset);
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ bool any_of_group(bool is_so) {
+    return any_of_some(VOTE_BARRIER + own_group(), WARPGROUP_SIZE, is_so);
+}
+
+template <u32 ROWS>
+__device__ __forceinline__ bool is_allowed(const Biases<ROWS>& biases) {
+    bool is_any = false;
+#pragma unroll
+    for (u32 r = 0; r < Share<ROWS>::COUNT; ++r) {
+#pragma unroll
+        for (u32 i = 0; i < LANE_KEYS; ++i) is_any |= biases.values[r][i] > MASK_THRESHOLD;
+    }
+    return is_any;
+}
+
+// Say whether some row allows a key of this warpgroup's next tiles; two lanes share a key.
+template <u32 ROWS>
+__device__ __forceinline__ bool is_any_allowed(const Block& block, const Pass& pass, u32 tile) {
+    bool is_any = false;
+    for (u32 i = 0; i < TILES_PER_SKIP; ++i, tile += NUM_GROUPS) {
+        if (tile >= pass.num_tiles) break;
+        const u32 begin = begin_of(pass, tile);
+        const u32 offset = threadIdx.x % TILE_KEYS;
+        if (offset >= block.T - begin) break;
+#pragma unroll
+        for (u32 half = 0; half < ROWS / 2; ++half) {
+            const u32 r = half * 2 + threadIdx.x % WARPGROUP_SIZE / TILE_KEYS;
+            const u64 place = static_cast<u64>(r) * block.T + begin + offset;
+            if (block.rows[r].is_active) is_any |= __ldg(block.bias + place) > MASK_THRESHOLD;
+        }
+    }
+    return any_of_group(is_any);
+}
+
+// Find the warpgroup's next tile that a row may choose from; its biases go to `biases`, and those
+// after it are on their way.
+template <u32 ROWS>
+__device__ __forceinline__ u32 next_tile(const Block& block, const Pass& pass,
+                                         const Share<ROWS>& share, Cursor<ROWS>& cursor,
+                                         Biases<ROWS>& biases) {
+    while (cursor.tile < pass.num_tiles && !any_of_group(is_allowed<ROWS>(cursor.biases))) {
+        cursor.tile += NUM_GROUPS;
+        while (cursor.tile < pass.num_tiles && !is_any_allowed<ROWS>(block, pass, cursor.tile)) {
+            cursor.tile += TILES_PER_SKIP * NUM_GROUPS;
+        }
+        load_biases(block, pass, share, cursor);
+    }
+    const u32 found = cursor.tile;
+    biases = cursor.biases;
+    cursor.tile += NUM_GROUPS;
+    load_biases(block, pass, share, cursor);
+    return found;
+}
+
+__device__ __forceinline__ void load_tile(const Block& block, const Pass& pass, u32 tile,
+                                          KeyWords& words, Norms& norms) {
+    if (tile >= pass.num_tiles) return;
+    const u32 begin = begin_of(pass, tile);
+    load_key_words(words, block.key, begin, block.T);
+#pragma unroll
+    for (u32 i = 0; i < LANE_KEYS; ++i) {
+        const u32 offset = key_in_tile() + 8 * i;
+        norms.values[i] = __ldg(block.norms + (offset < block.T - begin ? begin + offset : 0));
+    }
+}
+
+// ---- turns
+
+__device__ __forceinline__ void begin_turn() {
+    if (HAS_TURNS) sync_some(TURN_BARRIER + own_group(), THREADS);
+}
+
+__device__ __forceinline__ void end_turn() {
+    if (HAS_TURNS) arrive_at(TURN_BARRIER + (own_group() ^ 1), THREADS);
+}
+
+// Hand on the turns that this warpgroup does not need any more until the other needs none either.
+__device__ __forceinline__ void pass_on_turns(const Block& block) {
+    if (!HAS_TURNS) return;
+    volatile u32* const is_done = block.is_done;
+    if (threadIdx.x % WARPGROUP_SIZE == 0) is_done[own_group()] = 1;
+    __threadfence_block();
+    for (bool is_last = false; !is_last;) {
+        begin_turn();
+        is_last = is_done[own_group() ^ 1] != 0;
+        end_turn();
+    }
+}
+
+// ---- what is kept
+
+struct Decision {
+    bool is_kept;
+    bool is_reached;
+    u32 lower;
+};
+
+__device__ __forceinline__ Decision decide(const Limits& limits, float total, float norm,
+                                           float bias) {
+    const float width = __fmaf_ru(limits.per_norm, norm, limits.floor);
+    const bool is_filtered = norm < limits.norm_limit;
+    const u32 upper = total_order_key(__fadd_rn(__fadd_ru(total, width), bias));
+    const u32 lower = total_order_key(__fadd_rn(__fadd_rd(total, -width), bias));
+    Decision decision;
+    decision.lower = is_filtered ? lower : 0;
+    decision.is_kept =
+        bias > MASK_THRESHOLD && (!is_filtered || upper >= limits.threshold);
+    decision.is_reached = decision.is_kept && decision.lower >= limits.threshold;
+    return decision;
+}
+
+struct Entry {
+    u32 position;
+    float total;
+    u32 lower;
+};
+
+__device__ __forceinline__ void store_entry(const Block& block, const Pass& pass, u32 r, u32 place,
+                                            const Entry& entry) {
+    if (pass.is_sample) {
+        if (place < SAMPLE_CAPACITY) block.sample[r * SAMPLE_CAPACITY + place] = entry.lower;
+    } else if (place < block.capacity) {
+        const u32 total = __float_as_uint(entry.total);
+        block.lists[static_cast<u64>(r) * block.capacity + place] = {entry.position, total};
+    }
+}
+
+// Append to a row's list what the 8 lanes keep that decide about it, of which lane j is the first.
+__device__ __forceinline__ void append_to_row(const Block& block, const Pass& pass, u32 r,
+                                              const bool (&is_kept)[LANE_KEYS],
+                                              const bool (&is_reached)[LANE_KEYS],
+                                              const Entry (&entries)[LANE_KEYS]) {
+    const u32 lane_idx = threadIdx.x % WARP_SIZE;
+    const u32 own = 0x11111111u << lane_idx % 4;
+    const u32 first = __ballot_sync(FULL_WARP, is_kept[0]);
+    const u32 second = __ballot_sync(FULL_WARP, is_kept[1]);
+    if ((first | second) == 0) return;
+    const u32 reached = __popc(__ballot_sync(FULL_WARP, is_reached[0]) & own) +
+                        __popc(__ballot_sync(FULL_WARP, is_reached[1]) & own);
+    const u32 num_first = __popc(first & own);
+    const u32 count = num_first + __popc(second & own);
+    u32 begin = 0;
+    if (lane_idx < 4 && count != 0) {
+        begin = atomicAdd(&block.rows[r].length, count);
+        if (reached != 0) atomicAdd(&block.rows[r].num_reached, reached);
+    }
+    begin = __shfl_sync(FULL_WARP, begin, lane_idx % 4);
+    const u32 before = own & ((1u << lane_idx) - 1);
+    if (is_kept[0]) store_entry(block, pass, r, begin + __popc(first & before), entries[0]);
+    begin += num_first;
+    if (is_kept[1]) store_entry(block, pass, r, begin + __popc(second & before), entries[1]);
+}
+
+template <u32 ROWS>
+__device__ __forceinline__ void keep(const Block& block, const Pass& pass,
+                                     const Share<ROWS>& share, u32 tile,
+                                     const float (&totals)[ROWS][LANE_KEYS],
+                                     const Biases<ROWS>& biases, const Norms& norms) {
+    const u32 position = begin_of(pass, tile) + key_in_tile();
+#pragma unroll
+    for (u32 r = 0; r < Share<ROWS>::COUNT; ++r) {
+        RowState& row = block.rows[share.first_row + r];
+        bool is_kept[LANE_KEYS];
+        bool is_reached[LANE_KEYS];
+        Entry entries[LANE_KEYS];
+        bool has_bias = false;
+#pragma unroll
+        for (u32 i = 0; i < LANE_KEYS; ++i) {
+            const float bias = biases.values[r][i];
+            const float total = totals[r][i];
+            const Decision decision = decide(row.limits, total, norms.values[i], bias);
+            is_kept[i] = decision.is_kept;
+            is_reached[i] = decision.is_reached;
+            entries[i] = {position + 8 * i, total, decision.lower};
+            has_bias |= is_kept[i] && bias != 0.0f;
+        }
+        if (has_bias) row.has_bias = 1;
+        append_to_row(block, pass, share.first_row + r, is_kept, is_reached, entries);
+    }
+}
+
+// ---- the loop
+
+// Look at a pass's tiles; begins and ends without a barrier of the block.
+template <u32 ROWS>
+__device__ __forceinline__ void scan(const Block& block, const Pass& pass) {
+    const Share<ROWS> share = own_share<ROWS>(block);
+    Cursor<ROWS> cursor;
+    Biases<ROWS> next_biases;
+    KeyWords next_keys = {};
+    Norms next_norms = {};
+    cursor.tile = own_group();
+    load_biases(block, pass, share, cursor);
+    u32 next = next_tile(block, pass, share, cursor, next_biases);
+    load_tile(block, pass, next, next_keys, next_norms);
+    while (next < pass.num_tiles) {
+        const u32 tile = next;
+        const Biases<ROWS> biases = next_biases;
+        const Norms norms = next_norms;
+        KeyFragments keys;
+        float dots[PRODUCT_VALUES];
+        arrange(keys, next_keys);
+        begin_turn();
+        start_products(dots, keys, block.queries);
+        next = next_tile(block, pass, share, cursor, next_biases);
+        load_tile(block, pass, next, next_keys, next_norms);
+        wait_for_products<1>();
+        end_turn();
+        finish_products(dots, keys.words);
+        float totals[ROWS][LANE_KEYS];
+        add_up_heads<ROWS>(block.weights, dots, totals);
+        keep(block, pass, share, tile, totals, biases, norms);
+    }
+    pass_on_turns(block);
+}
