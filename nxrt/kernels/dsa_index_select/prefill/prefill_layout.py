@@ -41,8 +41,9 @@ _TILE_KEYS = 64
 _COLUMNS = 256
 _GUESS_BINS = 256
 _SAMPLE_CAPACITY = 3072
+_MIN_CAPACITY = 2048
 _WARPGROUP_SIGMAS = 5
-_WARPGROUP_ROW_STATE_NBYTES = 64
+_WARPGROUP_ROW_STATE_NBYTES = 80
 _OPERAND_ALIGNMENT = 1024
 _MAX_WARPGROUP_KEYS = 2**31
 
@@ -182,7 +183,8 @@ def warpgroup_list_capacity(top_k: int) -> int:
 
     prefill_settle.cu, where it does a row alone, must have room for a round of its keys as well.
     """
-    return _padded(max(top_k * 5 // 2, top_k + 3 * SETTLE_WARPS * _WARP_SIZE))
+    room = 3 * SETTLE_WARPS * _WARP_SIZE
+    return _padded(max(top_k * 5 // 2, top_k + room, _MIN_CAPACITY))
 
 
 def sample_plan(shape: PrefillShape, capacity: int) -> Sample:

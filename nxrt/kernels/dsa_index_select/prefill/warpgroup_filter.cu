@@ -35,6 +35,8 @@ struct Sampling {
 struct Rows {
     const Stored* query;
     const Stored* weights;
+    const float* bias;
+    uint2* lists;
     u32 count;
     u32 H;
     float scale;
@@ -76,7 +78,7 @@ __device__ __forceinline__ void restart(RowState& row, u32 threshold, bool is_ac
 // The weights are w * weights_scale * scale, rounded once more than the contract's, which rounds
 // scale * dot instead: the radius has that rounding.
 template <u32 ROWS>
-__device__ __forceinline__ void load_row(const Rows& rows, u32 r, RowState& row,
+__device__ __forceinline__ void load_row(const Block& block, const Rows& rows, u32 r,
                                          const Scratch& scratch) {
     constexpr u32 COLUMNS_PER_ROW = PRODUCT_COLUMNS / ROWS;
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
@@ -95,6 +97,9 @@ __device__ __forceinline__ void load_row(const Rows& rows, u32 r, RowState& row,
         radius = radius_from(rows.H, rows.scale, norms_of_row(rows.H, rows.scale, query, own));
     }
     if (lane_idx != 0) return;
+    RowState& row = block.rows[r];
+    row.bias = rows.bias + static_cast<u64>(r) * block.T;
+    row.list = rows.lists + static_cast<u64>(r) * block.capacity;
     row.radius = radius;
     row.limits.per_norm = radius.is_zero ? 0.0f : radius.per_norm;
     row.limits.floor = radius.is_zero ? 0.0f : radius.floor;
@@ -108,7 +113,7 @@ __device__ __forceinline__ void load_rows(const Block& block, const Rows& rows,
                                           const Scratch& scratch) {
     const u32 r = threadIdx.x / WARP_SIZE;
     load_queries<PRODUCT_COLUMNS / ROWS>(scratch.operand, rows.query, rows.count, rows.H);
-    if (r < ROWS) load_row<ROWS>(rows, r, block.rows[r], scratch);
+    if (r < ROWS) load_row<ROWS>(block, rows, r, scratch);
     fence_operands();
     __syncthreads();
 }
@@ -136,18 +141,14 @@ __device__ __forceinline__ void guess_threshold(const Block& block, u32 r, u32 r
     }
 }
 
-template <u32 ROWS>
-__device__ __forceinline__ void take_sample(const Block& block, u32 stride, u32 rank, u32* bins) {
-    const u32 r = threadIdx.x / WARP_SIZE;
-    run_pass<ROWS>(block, stride, true);
-    if (r < ROWS && block.rows[r].is_active) {
-        RowState& row = block.rows[r];
-        const u32 length = row.length < SAMPLE_CAPACITY ? row.length : SAMPLE_CAPACITY;
-        if (threadIdx.x % WARP_SIZE == 0) row.num_sampled = length;
-        __syncwarp();
-        guess_threshold(block, r, rank, bins + r * GUESS_BINS);
-    }
-    __syncthreads();
+// Turn a row's part of a sample into its threshold. For a warp.
+__device__ __forceinline__ void end_sample(const Block& block, u32 r, u32 rank, u32* bins) {
+    RowState& row = block.rows[r];
+    const u32 length = row.length < SAMPLE_CAPACITY ? row.length : SAMPLE_CAPACITY;
+    __syncwarp();
+    if (threadIdx.x % WARP_SIZE == 0) row.num_sampled = length;
+    __syncwarp();
+    guess_threshold(block, r, rank, bins);
 }
 
 // Publish a row whose list is right, or guess again by how far off it is. For a warp.
@@ -171,21 +172,30 @@ __device__ __forceinline__ void close_row(const Block& block, u32 r, u32 top_k, 
     guess_threshold(block, r, static_cast<u32>(rank) + 1, bins);
 }
 
+enum class Stage { FIRST_SAMPLE, SECOND_SAMPLE, GUESS, SECOND_GUESS };
+
+__device__ __forceinline__ Stage after(Stage stage) {
+    return static_cast<Stage>(static_cast<int>(stage) + 1);
+}
+
 template <u32 ROWS>
 __device__ __forceinline__ void fill_lists(const Block& block, const Sampling& sampling, u32 top_k,
                                            u32* bins, RowRecord* records) {
     const u32 r = threadIdx.x / WARP_SIZE;
-#pragma unroll 1
-    for (u32 i = 0; i < 2; ++i) {
-        const Sample sample = i == 0 ? sampling.first : sampling.second;
-        if (sample.stride != 0) take_sample<ROWS>(block, sample.stride, sample.rank, bins);
-    }
     bool is_open = true;
 #pragma unroll 1
-    for (bool is_last = false; is_open; is_last = true) {
-        run_pass<ROWS>(block, 1, false);
+    for (Stage stage = Stage::FIRST_SAMPLE; is_open; stage = after(stage)) {
+        const bool is_sample = stage == Stage::FIRST_SAMPLE || stage == Stage::SECOND_SAMPLE;
+        const Sample sample = stage == Stage::FIRST_SAMPLE ? sampling.first : sampling.second;
+        if (is_sample && sample.stride == 0) continue;
+        run_pass<ROWS>(block, is_sample ? sample.stride : 1, is_sample);
         const bool is_own = r < ROWS && block.rows[r].is_active;
-        if (is_own) close_row(block, r, top_k, is_last, bins + r * GUESS_BINS, records[r]);
+        if (is_own && is_sample) {
+            end_sample(block, r, sample.rank, bins + r * GUESS_BINS);
+        } else if (is_own) {
+            const bool is_last = stage == Stage::SECOND_GUESS;
+            close_row(block, r, top_k, is_last, bins + r * GUESS_BINS, records[r]);
+        }
         __syncwarp();
         is_open = __syncthreads_or(is_own && block.rows[r].is_active);
     }
@@ -219,10 +229,10 @@ __device__ __forceinline__ void filter_rows(Block block, const Scratch& scratch,
         rows.count = static_cast<u32>((batch_end < end ? batch_end : end) - begin);
         rows.query = all_rows.query + begin * rows.H * D;
         rows.weights = all_rows.weights + begin * rows.H;
+        rows.bias = all_rows.bias + begin * launch.T;
+        rows.lists = all_rows.lists + (begin - launch.first_row) * block.capacity;
         block.key = all.key + batch * launch.T * D;
         block.norms = all.norms + batch * launch.T;
-        block.bias = all.bias + begin * launch.T;
-        block.lists = all.lists + (begin - launch.first_row) * block.capacity;
         load_rows<ROWS>(block, rows, scratch);
         fill_lists<ROWS>(block, launch.sampling, launch.top_k, scratch.bins, records + begin);
         begin += rows.count;
@@ -234,11 +244,11 @@ __device__ __forceinline__ void filter_rows(Block block, const Scratch& scratch,
     Block block = lay_out_block<ROWS>(scratch);                                                   \
     block.key = key;                                                                              \
     block.norms = norms;                                                                          \
-    block.bias = bias;                                                                            \
-    block.lists = lists;                                                                          \
     block.T = static_cast<u32>(T);                                                                \
+    block.zero = static_cast<u32>(T >> 32);                                                       \
     block.capacity = static_cast<u32>(capacity);                                                  \
-    const Rows rows{query, weights, 0, static_cast<u32>(H), scale, weights_scale};                \
+    const u32 num_heads = static_cast<u32>(H);                                                    \
+    const Rows rows{query, weights, bias, lists, 0, num_heads, scale, weights_scale};             \
     const Sampling sampling{{static_cast<u32>(first_stride), static_cast<u32>(first_rank)},       \
                             {static_cast<u32>(stride), static_cast<u32>(rank)}};                  \
     const u32 most = static_cast<u32>(top_k);                                                     \

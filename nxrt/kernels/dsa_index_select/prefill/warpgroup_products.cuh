@@ -46,15 +46,18 @@ __device__ __forceinline__ void load_key_words(KeyWords& words, const Stored* ke
     }
 }
 
-__device__ __forceinline__ void arrange(KeyFragments& fragments, const KeyWords& words) {
+// The products that read what was in the fragments must be done; `zero` as `in_place_of` says.
+__device__ __forceinline__ void arrange(KeyFragments& fragments, const KeyWords& words, u32 zero) {
 #pragma unroll
     for (u32 c = 0; c < QUADS; ++c) {
-        const uint4& first = words.chunks[0][c];
-        const uint4& second = words.chunks[1][c];
-        u32(&even)[4] = fragments.words[2 * c];
-        u32(&odd)[4] = fragments.words[2 * c + 1];
-        even[0] = first.x, even[1] = second.x, even[2] = first.y, even[3] = second.y;
-        odd[0] = first.z, odd[1] = second.z, odd[2] = first.w, odd[3] = second.w;
+        const uint4& k = words.chunks[0][c];
+        const uint4& l = words.chunks[1][c];
+        const u32 arranged[8] = {k.x, l.x, k.y, l.y, k.z, l.z, k.w, l.w};
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            u32& word = fragments.words[2 * c + i / 4][i % 4];
+            word = in_place_of(word, arranged[i], zero);
+        }
     }
 }
 

@@ -31,6 +31,8 @@ struct alignas(16) Limits {
 
 struct RowState {
     Limits limits;
+    const float* bias;
+    uint2* list;
     u32 length;       // of the list, or what it would be had it room
     u32 num_reached;  // entries whose lower bound is enough
     u32 has_bias;     // an entry has a bias that is not 0
@@ -48,10 +50,9 @@ struct Block {
     SharedOperand queries;
     const Stored* key;      // of the rows' batch
     const float* norms;     // of the rows' batch
-    const float* bias;      // of the first row, and so are the lists
-    uint2* lists;
     u32 T;
     u32 capacity;
+    u32 zero;               // what only the host knows to be 0
 };
 
 // Every `stride`-th tile.
@@ -61,17 +62,13 @@ struct Pass {
     bool is_sample;
 };
 
-// Which rows of the block a lane decides about, for each of its two keys.
+// Of the rows, how many a lane decides about, for each of its two keys.
 template <u32 ROWS>
-struct Share {
-    static constexpr u32 COUNT = ROWS / 4;
-    u32 first_row;
-    bool is_active[COUNT];
-};
+constexpr u32 SHARE = ROWS / 4;
 
 template <u32 ROWS>
 struct Biases {
-    float values[Share<ROWS>::COUNT][LANE_KEYS];
+    float values[SHARE<ROWS>][LANE_KEYS];
 };
 
 struct Norms {
@@ -92,33 +89,26 @@ __device__ __forceinline__ u32 begin_of(const Pass& pass, u32 tile) {
 }
 
 template <u32 ROWS>
-__device__ __forceinline__ Share<ROWS> own_share(const Block& block) {
-    Share<ROWS> share;
-    share.first_row = threadIdx.x % 4 * Share<ROWS>::COUNT;
-#pragma unroll
-    for (u32 i = 0; i < Share<ROWS>::COUNT; ++i) {
-        share.is_active[i] = block.rows[share.first_row + i].is_active;
-    }
-    return share;
+__device__ __forceinline__ u32 first_row() {
+    return threadIdx.x % 4 * SHARE<ROWS>;
 }
 
 // ---- which tiles
 
 template <u32 ROWS>
 __device__ __forceinline__ void load_biases(const Block& block, const Pass& pass,
-                                            const Share<ROWS>& share, Cursor<ROWS>& cursor) {
+                                            Cursor<ROWS>& cursor) {
     const u32 begin = begin_of(pass, cursor.tile);
 #pragma unroll
-    for (u32 r = 0; r < Share<ROWS>::COUNT; ++r) {
-        const u64 row = static_cast<u64>(share.first_row + r) * block.T;
+    for (u32 r = 0; r < SHARE<ROWS>; ++r) {
+        const RowState& row = block.rows[first_row<ROWS>() + r];
+        const bool is_looked_at = cursor.tile < pass.num_tiles && row.is_active;
 #pragma unroll
         for (u32 i = 0; i < LANE_KEYS; ++i) {
             const u32 offset = key_in_tile() + 8 * i;
             float& value = cursor.biases.values[r][i];
             value = MASK_THRESHOLD;
-            if (cursor.tile < pass.num_tiles && offset < block.T - begin && share.is_active[r]) {
-                value = __ldcs(block.bias + row + begin + offset);
-            }
+            if (is_looked_at && offset < block.T - begin) value = __ldcs(row.bias + begin + offset);
         }
     }
 }
@@ -131,7 +121,7 @@ template <u32 ROWS>
 __device__ __forceinline__ bool is_allowed(const Biases<ROWS>& biases) {
     bool is_any = false;
 #pragma unroll
-    for (u32 r = 0; r < Share<ROWS>::COUNT; ++r) {
+    for (u32 r = 0; r < SHARE<ROWS>; ++r) {
 #pragma unroll
         for (u32 i = 0; i < LANE_KEYS; ++i) is_any |= biases.values[r][i] > MASK_THRESHOLD;
     }
@@ -150,8 +140,8 @@ __device__ __forceinline__ bool is_any_allowed(const Block& block, const Pass& p
 #pragma unroll
         for (u32 half = 0; half < ROWS / 2; ++half) {
             const u32 r = half * 2 + threadIdx.x % WARPGROUP_SIZE / TILE_KEYS;
-            const u64 place = static_cast<u64>(r) * block.T + begin + offset;
-            if (block.rows[r].is_active) is_any |= __ldg(block.bias + place) > MASK_THRESHOLD;
+            const RowState& row = block.rows[r];
+            if (row.is_active) is_any |= __ldg(row.bias + begin + offset) > MASK_THRESHOLD;
         }
     }
     return any_of_group(is_any);
@@ -161,19 +151,18 @@ __device__ __forceinline__ bool is_any_allowed(const Block& block, const Pass& p
 // after it are on their way.
 template <u32 ROWS>
 __device__ __forceinline__ u32 next_tile(const Block& block, const Pass& pass,
-                                         const Share<ROWS>& share, Cursor<ROWS>& cursor,
-                                         Biases<ROWS>& biases) {
+                                         Cursor<ROWS>& cursor, Biases<ROWS>& biases) {
     while (cursor.tile < pass.num_tiles && !any_of_group(is_allowed<ROWS>(cursor.biases))) {
         cursor.tile += NUM_GROUPS;
         while (cursor.tile < pass.num_tiles && !is_any_allowed<ROWS>(block, pass, cursor.tile)) {
             cursor.tile += TILES_PER_SKIP * NUM_GROUPS;
         }
-        load_biases(block, pass, share, cursor);
+        load_biases(block, pass, cursor);
     }
     const u32 found = cursor.tile;
     biases = cursor.biases;
     cursor.tile += NUM_GROUPS;
-    load_biases(block, pass, share, cursor);
+    load_biases(block, pass, cursor);
     return found;
 }
 
@@ -203,11 +192,12 @@ __device__ __forceinline__ void end_turn() {
 __device__ __forceinline__ void pass_on_turns(const Block& block) {
     if (!HAS_TURNS) return;
     volatile u32* const is_done = block.is_done;
-    if (threadIdx.x % WARPGROUP_SIZE == 0) is_done[own_group()] = 1;
-    __threadfence_block();
     for (bool is_last = false; !is_last;) {
         begin_turn();
         is_last = is_done[own_group() ^ 1] != 0;
+        // Within a turn, so that all threads of the other warpgroup see the same in theirs.
+        if (threadIdx.x % WARPGROUP_SIZE == 0) is_done[own_group()] = 1;
+        __threadfence_block();
         end_turn();
     }
 }
@@ -246,7 +236,7 @@ __device__ __forceinline__ void store_entry(const Block& block, const Pass& pass
         if (place < SAMPLE_CAPACITY) block.sample[r * SAMPLE_CAPACITY + place] = entry.lower;
     } else if (place < block.capacity) {
         const u32 total = __float_as_uint(entry.total);
-        block.lists[static_cast<u64>(r) * block.capacity + place] = {entry.position, total};
+        block.rows[r].list[place] = {entry.position, total};
     }
 }
 
@@ -278,13 +268,12 @@ __device__ __forceinline__ void append_to_row(const Block& block, const Pass& pa
 
 template <u32 ROWS>
 __device__ __forceinline__ void keep(const Block& block, const Pass& pass,
-                                     const Share<ROWS>& share, u32 tile,
-                                     const float (&totals)[ROWS][LANE_KEYS],
+                                     u32 tile, const float (&totals)[ROWS][LANE_KEYS],
                                      const Biases<ROWS>& biases, const Norms& norms) {
     const u32 position = begin_of(pass, tile) + key_in_tile();
 #pragma unroll
-    for (u32 r = 0; r < Share<ROWS>::COUNT; ++r) {
-        RowState& row = block.rows[share.first_row + r];
+    for (u32 r = 0; r < SHARE<ROWS>; ++r) {
+        RowState& row = block.rows[first_row<ROWS>() + r];
         bool is_kept[LANE_KEYS];
         bool is_reached[LANE_KEYS];
         Entry entries[LANE_KEYS];
@@ -300,7 +289,7 @@ __device__ __forceinline__ void keep(const Block& block, const Pass& pass,
             has_bias |= is_kept[i] && bias != 0.0f;
         }
         if (has_bias) row.has_bias = 1;
-        append_to_row(block, pass, share.first_row + r, is_kept, is_reached, entries);
+        append_to_row(block, pass, first_row<ROWS>() + r, is_kept, is_reached, entries);
     }
 }
 
@@ -309,32 +298,31 @@ __device__ __forceinline__ void keep(const Block& block, const Pass& pass,
 // Look at a pass's tiles; begins and ends without a barrier of the block.
 template <u32 ROWS>
 __device__ __forceinline__ void scan(const Block& block, const Pass& pass) {
-    const Share<ROWS> share = own_share<ROWS>(block);
     Cursor<ROWS> cursor;
     Biases<ROWS> next_biases;
     KeyWords next_keys = {};
     Norms next_norms = {};
     cursor.tile = own_group();
-    load_biases(block, pass, share, cursor);
-    u32 next = next_tile(block, pass, share, cursor, next_biases);
+    load_biases(block, pass, cursor);
+    u32 next = next_tile(block, pass, cursor, next_biases);
     load_tile(block, pass, next, next_keys, next_norms);
+    KeyFragments keys = {};
     while (next < pass.num_tiles) {
         const u32 tile = next;
         const Biases<ROWS> biases = next_biases;
         const Norms norms = next_norms;
-        KeyFragments keys;
         float dots[PRODUCT_VALUES];
-        arrange(keys, next_keys);
+        arrange(keys, next_keys, block.zero);
         begin_turn();
         start_products(dots, keys, block.queries);
-        next = next_tile(block, pass, share, cursor, next_biases);
-        load_tile(block, pass, next, next_keys, next_norms);
         wait_for_products<1>();
         end_turn();
-        finish_products(dots, keys.words);
+        next = next_tile(block, pass, cursor, next_biases);
+        load_tile(block, pass, next, next_keys, next_norms);
+        finish_products(dots);
         float totals[ROWS][LANE_KEYS];
         add_up_heads<ROWS>(block.weights, dots, totals);
-        keep(block, pass, share, tile, totals, biases, norms);
+        keep(block, pass, tile, totals, biases, norms);
     }
     pass_on_turns(block);
 }

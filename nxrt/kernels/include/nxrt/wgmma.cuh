@@ -123,14 +123,9 @@ __device__ __forceinline__ void wait_for_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(NUM_OPEN) : "memory");
 }
 
-// Wait for all of them. The left operand is named so that nothing else is put into its registers.
-template <u32 STEPS>
-__device__ __forceinline__ void finish_products(float (&d)[PRODUCT_VALUES], u32 (&a)[STEPS][4]) {
+// Wait for all of them.
+__device__ __forceinline__ void finish_products(float (&d)[PRODUCT_VALUES]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" : NXRT_VALUES::"memory");
-#pragma unroll
-    for (u32 step = 0; step < STEPS; ++step) {
-        asm volatile("" : "+r"(a[step][0]), "+r"(a[step][1]), "+r"(a[step][2]), "+r"(a[step][3]));
-    }
 }
 
 #undef NXRT_PRODUCT
@@ -152,10 +147,21 @@ __device__ __forceinline__ void fence_operands() {}
 __device__ __forceinline__ void commit_products() {}
 template <u32 NUM_OPEN>
 __device__ __forceinline__ void wait_for_products() {}
-template <u32 STEPS>
-__device__ __forceinline__ void finish_products(float (&)[PRODUCT_VALUES], u32 (&)[STEPS][4]) {}
+__device__ __forceinline__ void finish_products(float (&)[PRODUCT_VALUES]) {}
 
 #endif
+
+// Return `word`, which takes the place of `before`, a word of a left operand; `zero` is one that only
+// the host knows to be 0. The compiler would else move the word there as soon as it has it, and wait
+// for it, while products still read what is there.
+__device__ __forceinline__ u32 in_place_of(u32 before, u32 word, u32 zero) {
+    constexpr u32 WORD_XOR_BOTH = 0x78;
+    u32 placed;
+    asm volatile("lop3.b32 %0, %1, %2, %3, %4;"
+                 : "=r"(placed)
+                 : "r"(word), "r"(before), "r"(zero), "n"(WORD_XOR_BOTH));
+    return placed;
+}
 
 // The first place in dynamic shared memory where an operand may lie.
 __device__ __forceinline__ u8* first_tile(u8* shared) {

@@ -64,8 +64,8 @@ inline void fence_operands() {}
 inline void commit_products() {}
 template <u32 NUM_OPEN>
 inline void wait_for_products() {}
-template <u32 STEPS>
-inline void finish_products(float (&)[PRODUCT_VALUES], u32 (&)[STEPS][4]) {}
+inline void finish_products(float (&)[PRODUCT_VALUES]) {}
+inline u32 in_place_of(u32 before, u32 word, u32 zero) { return word ^ (before & zero); }
 
 inline u8 *first_tile(u8 *shared) {
     const auto address = reinterpret_cast<uintptr_t>(shared);
