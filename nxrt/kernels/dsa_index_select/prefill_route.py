@@ -34,7 +34,7 @@ FILTER_SOURCE = FOLDER / "prefill" / "prefill_filter.cu"
 WARPGROUP_SOURCE = FOLDER / "prefill" / "warpgroup_filter.cu"
 SETTLE_SOURCE = FOLDER / "prefill" / "prefill_settle.cu"
 NORMS_WARPS = 4
-FILTER_WARPS = 16
+FILTER_WARPS = 8
 MIN_ROWS_PER_BATCH = 16
 """Fewer rows of the same keys are left to the decode route; to be measured."""
 
@@ -159,7 +159,7 @@ class PrefillRoute:
 
     def workspace_nbytes(self, shape: Shape) -> int:
         """Return the bytes of norms, records and lists."""
-        norms, records = _fixed_segments(shape)
+        norms, records = records_segment(shape)
         return norms + records + aligned(self._plan(shape).lists_nbytes)
 
     def lend_control(
@@ -184,7 +184,7 @@ class PrefillRoute:
     ) -> tuple[RouteLaunch, ...]:
         """Return one launch, and two for each piece of the rows."""
         plan = self._plan(shape)
-        norms, records = _fixed_segments(shape)
+        norms, records = records_segment(shape)
         scratch = (workspace, workspace + norms + records, workspace + norms)
         launches = [self._norms_launch(shape, pointers[1], workspace)]
         for first in range(0, shape.num_rows, plan.rows_per_launch):
@@ -267,6 +267,10 @@ class PrefillRoute:
                 closing.callback(module.close)
 
 
-def _fixed_segments(shape: Shape) -> tuple[int, int]:
-    """Return the bytes of norms and of records; the records of the last run stay readable."""
+def records_segment(shape: Shape) -> tuple[int, int]:
+    """Return where in the workspace the rows' records are, and their bytes.
+
+    They are [B * S][RECORD_WORDS] u32, and stay readable until the next run: RECORD_FIELDS tell how
+    many candidates each row had, how many of them were scored exactly, and whether all keys were.
+    """
     return aligned(4 * shape.B * shape.T), aligned(4 * RECORD_WORDS * shape.num_rows)

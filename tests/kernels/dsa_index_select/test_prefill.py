@@ -2,13 +2,22 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from nxrt import CudaProvider, DType
+from nxrt import CudaProvider, DType, MemoryGovernor, TensorView
 from nxrt.kernels.dsa_index_select import prefill_route
+from nxrt.kernels.dsa_index_select.cuda import DsaIndexSelect
 from nxrt.kernels.dsa_index_select.prefill import prefill_layout
-from nxrt.kernels.dsa_index_select.prefill.prefill_layout import Sample
+from nxrt.kernels.dsa_index_select.prefill.prefill_layout import (
+    NOT_COLLECTED,
+    RECORD_FIELDS,
+    RECORD_WORDS,
+    Sample,
+)
 from nxrt.kernels.dsa_index_select.spec import Shape
+from tests.helpers.cases import IndexSelectCase
 from tests.helpers.targets import Target
 from tests.kernels.dsa_index_select.test_filter import check, drawn
 
@@ -69,9 +78,7 @@ def test_rows_in_several_launches(eager: Target, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("limit", [1, 3], ids=["whole blocks", "part of a block"])
-def test_blocks_of_several_rows(
-    eager: Target, monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+def test_blocks_of_several_rows(eager: Target, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     def plan(*sizes: object) -> object:
         planned = prefill_layout.plan_warpgroups(*sizes)  # type: ignore[arg-type]
         assert planned is not None
@@ -129,3 +136,50 @@ def test_a_launch_holds_a_wave_and_workspaces_stay_small() -> None:
     assert 2 * (plan.settle_shared_nbytes + 1024) <= 228 * 1024
 
 
+def records_of(target: Target, case: IndexSelectCase, shape: Shape) -> dict[str, NDArray[np.int32]]:
+    """Run once and return what the kernels say of each row, by RECORD_FIELDS."""
+    offset, _ = prefill_route.records_segment(shape)
+    words = np.empty((shape.num_rows, RECORD_WORDS), np.int32)
+    with target.bound(case, MemoryGovernor()) as (session, binding, guarded):
+        session.run(binding)
+        assert guarded.read().tobytes() == case.expected().tobytes()
+        [kernel] = session.kernels
+        assert isinstance(kernel, DsaIndexSelect)
+        block = kernel.workspace.block
+        assert block is not None
+        view = TensorView(block, DType.I32, words.shape, byte_offset=offset)
+        session._backend.download(words, view)
+    return dict(zip(RECORD_FIELDS, words.T, strict=False))
+
+
+@pytest.mark.usefixtures("way")
+def test_bounds_leave_little_to_score(eager: Target) -> None:
+    found = records_of(eager, drawn("gauss", SAMPLED, DType.BF16), SAMPLED)
+    assert not found["is_exact"].any()
+    assert (found["length"] >= SAMPLED.K).all()
+    assert (found["num_scored"] < SAMPLED.K // 2).all()
+
+
+RETRIED = {
+    "too high": ((Sample(), Sample(4, 6)), False),
+    "too low": ((Sample(), Sample(2, 1100)), False),
+    "without a sample": ((Sample(), Sample()), True),
+}
+
+
+@pytest.mark.parametrize(("samples", "is_exact"), RETRIED.values(), ids=RETRIED)
+def test_a_guess_that_fails_is_corrected_by_its_sample(
+    eager: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    samples: tuple[Sample, Sample],
+    is_exact: bool,
+) -> None:
+    monkeypatch.setattr(prefill_layout, "warpgroup_samples", lambda *_: samples)
+    found = records_of(eager, drawn("gauss", SAMPLED, DType.BF16), SAMPLED)
+    assert (found["is_exact"] == is_exact).all()
+    assert ((found["length"] == np.int32(NOT_COLLECTED - 2**32)) == is_exact).all()
+
+
+def test_a_plateau_in_doubt_is_scored_exactly(eager: Target) -> None:
+    found = records_of(eager, drawn("relu", SAMPLED, DType.BF16), SAMPLED)
+    assert found["is_exact"].any()

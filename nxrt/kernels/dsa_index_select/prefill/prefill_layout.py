@@ -16,8 +16,10 @@ MAX_CAPACITY = (1 << 15) - 1
 NOT_COLLECTED = 0xFFFFFFFF
 """A record's length for a row that prefill_settle.cu has to do alone."""
 
-RECORD_WORDS = 11
-"""Of row_record.cuh's RowRecord: length, has_totals, has_bias, num_scored, is_exact, radius."""
+RECORD_FIELDS = ("length", "has_totals", "has_bias", "num_scored", "is_exact")
+"""The first words of row_record.cuh's RowRecord; the row's radius follows."""
+
+RECORD_WORDS = len(RECORD_FIELDS) + 6
 
 SETTLE_WARPS = 8
 """NXRT_WARPS of prefill_settle.cu: two of its blocks then fit a multiprocessor."""
