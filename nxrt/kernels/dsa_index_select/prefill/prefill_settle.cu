@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_totals(const Candidates& all, const Sources
                                             const RowRecord& record) {
     const uint2* const list = reinterpret_cast<const uint2*>(sources.list);
     const float highest = __int_as_float(0x7f800000);
-#pragma unroll 4
+#pragma unroll 8
     for (u32 i = threadIdx.x; i < record.length; i += THREADS) {
         const uint2 entry = __ldcs(list + i);
         const float norm = __ldg(sources.norms + entry.x);

@@ -9,7 +9,7 @@
 // and norms [B,T] f32; T < 2^31. For each row of a launch: lists [capacity], the candidates'
 // positions and totals without bias in no order; and in records [B,S] its length, or NOT_COLLECTED.
 //
-// A list is right where it is whole and its threshold is 0, or where top_k lower bounds reach the
+// A list is right where it is whole and its threshold is the lowest, or where top_k lower bounds reach the
 // threshold: a key that was dropped has an upper bound below it, so that top_k keys beat it.
 
 #include "row_norms.cuh"
@@ -65,7 +65,7 @@ __device__ __forceinline__ Block lay_out_block(Scratch& scratch) {
     return block;
 }
 
-__device__ __forceinline__ void restart(RowState& row, u32 threshold, bool is_active) {
+__device__ __forceinline__ void restart(RowState& row, float threshold, bool is_active) {
     row.limits.threshold = threshold;
     row.length = 0;
     row.num_reached = 0;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void load_row(const Block& block, const Rows& rows, u
     row.limits.floor = radius.is_zero ? 0.0f : radius.floor;
     row.limits.norm_limit = radius.norm_limit;
     row.num_sampled = 0;
-    restart(row, 0, is_row);
+    restart(row, LOWEST, is_row);
 }
 
 template <u32 ROWS>
@@ -129,11 +129,17 @@ __device__ __forceinline__ void run_pass(const Block& block, u32 stride, bool is
     __syncthreads();
 }
 
+// Undo total_order_key.
+__device__ __forceinline__ float value_of_key(u32 key) {
+    return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
 // Choose a row's threshold by its sample and start its list anew. For a warp.
 __device__ __forceinline__ void guess_threshold(const Block& block, u32 r, u32 rank, u32* bins) {
     RowState& row = block.rows[r];
     const u32* const sample = block.sample + r * SAMPLE_CAPACITY;
-    const u32 threshold = guess_from(sample, row.num_sampled, rank, bins);
+    const u32 key = guess_from(sample, row.num_sampled, rank, bins);
+    const float threshold = key > total_order_key(LOWEST) ? value_of_key(key) : LOWEST;
     __syncwarp();
     if (threadIdx.x % WARP_SIZE == 0) {
         row.rank = rank < row.num_sampled ? rank : row.num_sampled;
@@ -156,7 +162,7 @@ __device__ __forceinline__ void close_row(const Block& block, u32 r, u32 top_k, 
                                           u32* bins, RowRecord& record) {
     RowState& row = block.rows[r];
     const bool is_whole = row.length <= block.capacity;
-    const bool is_enough = row.limits.threshold == 0 || row.num_reached >= top_k;
+    const bool is_enough = row.limits.threshold == LOWEST || row.num_reached >= top_k;
     const bool is_right = is_whole && is_enough;
     if (is_right || is_last || row.num_sampled == 0) {
         const u32 length = is_right ? row.length : NOT_COLLECTED;

@@ -19,6 +19,7 @@ constexpr u32 TURN_BARRIER = 1;    // and one for each further warpgroup
 constexpr u32 VOTE_BARRIER = 3;    // likewise
 constexpr u32 TILES_PER_SKIP = 16;  // of one warpgroup
 constexpr u32 SAMPLE_CAPACITY = 3072;
+#define LOWEST __int_as_float(0xff800000)
 
 static_assert(NUM_GROUPS == 2, "turns are handed to and fro");
 
@@ -26,7 +27,7 @@ struct alignas(16) Limits {
     float per_norm;   // as the radius has them; 0 where every score is 0
     float floor;
     float norm_limit;
-    u32 threshold;    // what an upper bound must reach
+    float threshold;  // what an upper bound must reach
 };
 
 struct RowState {
@@ -204,93 +205,102 @@ __device__ __forceinline__ void pass_on_turns(const Block& block) {
 
 // ---- what is kept
 
-struct Decision {
-    bool is_kept;
-    bool is_reached;
-    u32 lower;
+// What a lane keeps of its keys for one row, and of what it keeps for a warp.
+struct Kept {
+    u32 position;  // of the first key
+    float totals[LANE_KEYS];
+    float lower[LANE_KEYS];
+    bool is_kept[LANE_KEYS];
+    u32 masks[LANE_KEYS];  // of the lanes that keep
+    u32 num_reached;       // by this lane and the 7 others of the row
 };
 
-__device__ __forceinline__ Decision decide(const Limits& limits, float total, float norm,
-                                           float bias) {
-    const float width = __fmaf_ru(limits.per_norm, norm, limits.floor);
-    const bool is_filtered = norm < limits.norm_limit;
-    const u32 upper = total_order_key(__fadd_rn(__fadd_ru(total, width), bias));
-    const u32 lower = total_order_key(__fadd_rn(__fadd_rd(total, -width), bias));
-    Decision decision;
-    decision.lower = is_filtered ? lower : 0;
-    decision.is_kept =
-        bias > MASK_THRESHOLD && (!is_filtered || upper >= limits.threshold);
-    decision.is_reached = decision.is_kept && decision.lower >= limits.threshold;
-    return decision;
+// Bounds are compared as floats: what is dropped is below the threshold, what reaches it is not, and
+// neither is a NaN where the key is filtered.
+__device__ __forceinline__ Kept choose_keys(RowState& row, u32 position, u32 lanes,
+                                            const float (&totals)[LANE_KEYS],
+                                            const float (&biases)[LANE_KEYS],
+                                            const Norms& norms) {
+    const Limits limits = row.limits;
+    bool has_bias = false;
+    Kept kept;
+    kept.position = position;
+    kept.num_reached = 0;
+#pragma unroll
+    for (u32 i = 0; i < LANE_KEYS; ++i) {
+        const float norm = norms.values[i];
+        const float bias = biases[i];
+        const float width = __fmaf_ru(limits.per_norm, norm, limits.floor);
+        const bool is_filtered = norm < limits.norm_limit;
+        const float upper = __fadd_rn(__fadd_ru(totals[i], width), bias);
+        const float lower = __fadd_rn(__fadd_rd(totals[i], -width), bias);
+        kept.totals[i] = totals[i];
+        kept.lower[i] = is_filtered ? lower : LOWEST;
+        kept.is_kept[i] = bias > MASK_THRESHOLD && (!is_filtered || upper >= limits.threshold);
+        kept.masks[i] = __ballot_sync(FULL_WARP, kept.is_kept[i]);
+        const bool is_reached = kept.is_kept[i] && kept.lower[i] >= limits.threshold;
+        kept.num_reached += __popc(__ballot_sync(FULL_WARP, is_reached) & lanes);
+        has_bias |= kept.is_kept[i] && bias != 0.0f;
+    }
+    if (has_bias) row.has_bias = 1;
+    return kept;
 }
-
-struct Entry {
-    u32 position;
-    float total;
-    u32 lower;
-};
 
 __device__ __forceinline__ void store_entry(const Block& block, const Pass& pass, u32 r, u32 place,
-                                            const Entry& entry) {
+                                            const Kept& kept, u32 i) {
     if (pass.is_sample) {
-        if (place < SAMPLE_CAPACITY) block.sample[r * SAMPLE_CAPACITY + place] = entry.lower;
+        u32* const sample = block.sample + r * SAMPLE_CAPACITY;
+        if (place < SAMPLE_CAPACITY) sample[place] = total_order_key(kept.lower[i]);
     } else if (place < block.capacity) {
-        const u32 total = __float_as_uint(entry.total);
-        block.rows[r].list[place] = {entry.position, total};
+        block.rows[r].list[place] = {kept.position + 8 * i, __float_as_uint(kept.totals[i])};
     }
 }
 
-// Append to a row's list what the 8 lanes keep that decide about it, of which lane j is the first.
-__device__ __forceinline__ void append_to_row(const Block& block, const Pass& pass, u32 r,
-                                              const bool (&is_kept)[LANE_KEYS],
-                                              const bool (&is_reached)[LANE_KEYS],
-                                              const Entry (&entries)[LANE_KEYS]) {
-    const u32 lane_idx = threadIdx.x % WARP_SIZE;
-    const u32 own = 0x11111111u << lane_idx % 4;
-    const u32 first = __ballot_sync(FULL_WARP, is_kept[0]);
-    const u32 second = __ballot_sync(FULL_WARP, is_kept[1]);
-    if ((first | second) == 0) return;
-    const u32 reached = __popc(__ballot_sync(FULL_WARP, is_reached[0]) & own) +
-                        __popc(__ballot_sync(FULL_WARP, is_reached[1]) & own);
-    const u32 num_first = __popc(first & own);
-    const u32 count = num_first + __popc(second & own);
-    u32 begin = 0;
-    if (lane_idx < 4 && count != 0) {
-        begin = atomicAdd(&block.rows[r].length, count);
-        if (reached != 0) atomicAdd(&block.rows[r].num_reached, reached);
-    }
-    begin = __shfl_sync(FULL_WARP, begin, lane_idx % 4);
-    const u32 before = own & ((1u << lane_idx) - 1);
-    if (is_kept[0]) store_entry(block, pass, r, begin + __popc(first & before), entries[0]);
-    begin += num_first;
-    if (is_kept[1]) store_entry(block, pass, r, begin + __popc(second & before), entries[1]);
-}
-
+// Append to each row's list what the 8 lanes keep that decide about it, of which lane j is the first.
 template <u32 ROWS>
-__device__ __forceinline__ void keep(const Block& block, const Pass& pass,
-                                     u32 tile, const float (&totals)[ROWS][LANE_KEYS],
-                                     const Biases<ROWS>& biases, const Norms& norms) {
-    const u32 position = begin_of(pass, tile) + key_in_tile();
+__device__ __forceinline__ void append(const Block& block, const Pass& pass,
+                                       const Kept (&kept)[SHARE<ROWS>], u32 lanes) {
+    const u32 lane_idx = threadIdx.x % WARP_SIZE;
+    u32 begin[SHARE<ROWS>] = {};
 #pragma unroll
     for (u32 r = 0; r < SHARE<ROWS>; ++r) {
         RowState& row = block.rows[first_row<ROWS>() + r];
-        bool is_kept[LANE_KEYS];
-        bool is_reached[LANE_KEYS];
-        Entry entries[LANE_KEYS];
-        bool has_bias = false;
+        const u32 count = __popc(kept[r].masks[0] & lanes) + __popc(kept[r].masks[1] & lanes);
+        if (lane_idx < 4 && count != 0) {
+            begin[r] = atomicAdd(&row.length, count);
+            atomicAdd(&row.num_reached, kept[r].num_reached);
+        }
+    }
+    const u32 before = lanes & ((1u << lane_idx) - 1);
+#pragma unroll
+    for (u32 r = 0; r < SHARE<ROWS>; ++r) {
+        u32 place = __shfl_sync(FULL_WARP, begin[r], lane_idx % 4);
 #pragma unroll
         for (u32 i = 0; i < LANE_KEYS; ++i) {
-            const float bias = biases.values[r][i];
-            const float total = totals[r][i];
-            const Decision decision = decide(row.limits, total, norms.values[i], bias);
-            is_kept[i] = decision.is_kept;
-            is_reached[i] = decision.is_reached;
-            entries[i] = {position + 8 * i, total, decision.lower};
-            has_bias |= is_kept[i] && bias != 0.0f;
+            const u32 own = place + __popc(kept[r].masks[i] & before);
+            if (kept[r].is_kept[i]) {
+                store_entry(block, pass, first_row<ROWS>() + r, own, kept[r], i);
+            }
+            place += __popc(kept[r].masks[i] & lanes);
         }
-        if (has_bias) row.has_bias = 1;
-        append_to_row(block, pass, first_row<ROWS>() + r, is_kept, is_reached, entries);
     }
+}
+
+template <u32 ROWS>
+__device__ __forceinline__ void keep(const Block& block, const Pass& pass, u32 tile,
+                                     const float (&totals)[ROWS][LANE_KEYS],
+                                     const Biases<ROWS>& biases, const Norms& norms) {
+    const u32 position = begin_of(pass, tile) + key_in_tile();
+    const u32 lanes = 0x11111111u << threadIdx.x % 4;
+    Kept kept[SHARE<ROWS>];
+    u32 any = 0;
+#pragma unroll
+    for (u32 r = 0; r < SHARE<ROWS>; ++r) {
+        RowState& row = block.rows[first_row<ROWS>() + r];
+        kept[r] = choose_keys(row, position, lanes, totals[r], biases.values[r], norms);
+        any |= kept[r].masks[0] | kept[r].masks[1];
+    }
+    if (any != 0) append<ROWS>(block, pass, kept, lanes);
 }
 
 // ---- the loop
