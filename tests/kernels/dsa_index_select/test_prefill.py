@@ -19,7 +19,8 @@ from nxrt.kernels.dsa_index_select.prefill.prefill_layout import (
 from nxrt.kernels.dsa_index_select.spec import Shape
 from tests.helpers.cases import IndexSelectCase
 from tests.helpers.targets import Target
-from tests.kernels.dsa_index_select.test_filter import check, drawn
+from tests.kernels.dsa_index_select.test_filter import KINDS as KINDS_OF_DATA
+from tests.kernels.dsa_index_select.test_filter import biased, check, drawn
 
 pytestmark = [pytest.mark.gpu, pytest.mark.fake]
 
@@ -161,25 +162,31 @@ def test_bounds_leave_little_to_score(eager: Target) -> None:
 
 
 RETRIED = {
-    "too high": ((Sample(), Sample(4, 6)), False),
-    "too low": ((Sample(), Sample(2, 1100)), False),
-    "without a sample": ((Sample(), Sample()), True),
+    "too high": (Sample(), Sample(4, 6)),
+    "too low": (Sample(), Sample(2, 1100)),
+    "without a sample": (Sample(), Sample()),
 }
 
 
-@pytest.mark.parametrize(("samples", "is_exact"), RETRIED.values(), ids=RETRIED)
-def test_a_guess_that_fails_is_corrected_by_its_sample(
-    eager: Target,
-    monkeypatch: pytest.MonkeyPatch,
-    samples: tuple[Sample, Sample],
-    is_exact: bool,
+@pytest.mark.parametrize("samples", RETRIED.values(), ids=RETRIED)
+def test_a_guess_that_fails_is_corrected(
+    eager: Target, monkeypatch: pytest.MonkeyPatch, samples: tuple[Sample, Sample]
 ) -> None:
     monkeypatch.setattr(prefill_layout, "warpgroup_samples", lambda *_: samples)
     found = records_of(eager, drawn("gauss", SAMPLED, DType.BF16), SAMPLED)
-    assert (found["is_exact"] == is_exact).all()
-    assert ((found["length"] == np.int32(NOT_COLLECTED - 2**32)) == is_exact).all()
+    assert not found["is_exact"].any()
+
+
+@pytest.mark.parametrize("kind", ["zero queries", "bias -1e9 but few"])
+def test_a_plateau_that_is_known_is_cut_by_position(
+    eager: Target, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setitem(KINDS_OF_DATA, "bias -1e9 but few", biased(0.99, -1e9))
+    found = records_of(eager, drawn(kind, SAMPLED, DType.BF16), SAMPLED)
+    assert not found["is_exact"].any()
 
 
 def test_a_plateau_in_doubt_is_scored_exactly(eager: Target) -> None:
     found = records_of(eager, drawn("relu", SAMPLED, DType.BF16), SAMPLED)
+    assert (found["length"] == np.int32(NOT_COLLECTED - 2**32)).any()
     assert found["is_exact"].any()

@@ -65,8 +65,19 @@ __device__ __forceinline__ Block lay_out_block(Scratch& scratch) {
     return block;
 }
 
-__device__ __forceinline__ void restart(RowState& row, float threshold, bool is_active) {
-    row.limits.threshold = threshold;
+// Undo total_order_key.
+__device__ __forceinline__ float value_of_key(u32 key) {
+    return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
+// `threshold` is of an order key and ~position.
+__device__ __forceinline__ void restart(RowState& row, u64 threshold, bool is_active) {
+    const u32 key = static_cast<u32>(threshold >> 32);
+    const bool is_any = key > total_order_key(LOWEST);
+    const float value = is_any ? __fadd_rn(value_of_key(key), 0.0f) : LOWEST;
+    row.limits.threshold = value;
+    row.limits.above = value_of_key(total_order_key(value) + 1);
+    row.limits.last = is_any ? ~static_cast<u32>(threshold) : 0xffffffffu;
     row.length = 0;
     row.num_reached = 0;
     row.has_bias = 0;
@@ -105,7 +116,7 @@ __device__ __forceinline__ void load_row(const Block& block, const Rows& rows, u
     row.limits.floor = radius.is_zero ? 0.0f : radius.floor;
     row.limits.norm_limit = radius.norm_limit;
     row.num_sampled = 0;
-    restart(row, LOWEST, is_row);
+    restart(row, 0, is_row);
 }
 
 template <u32 ROWS>
@@ -129,22 +140,30 @@ __device__ __forceinline__ void run_pass(const Block& block, u32 stride, bool is
     __syncthreads();
 }
 
-// Undo total_order_key.
-__device__ __forceinline__ float value_of_key(u32 key) {
-    return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
-}
-
-// Choose a row's threshold by its sample and start its list anew. For a warp.
-__device__ __forceinline__ void guess_threshold(const Block& block, u32 r, u32 rank, u32* bins) {
+// Return a row's threshold by its sample. For a warp.
+__device__ __forceinline__ u64 guess_threshold(const Block& block, u32 r, u32 rank, u32* bins) {
     RowState& row = block.rows[r];
     const u32* const sample = block.sample + r * SAMPLE_CAPACITY;
     const u32 key = guess_from(sample, row.num_sampled, rank, bins);
-    const float threshold = key > total_order_key(LOWEST) ? value_of_key(key) : LOWEST;
-    __syncwarp();
-    if (threadIdx.x % WARP_SIZE == 0) {
-        row.rank = rank < row.num_sampled ? rank : row.num_sampled;
-        restart(row, threshold, true);
+    if (threadIdx.x % WARP_SIZE == 0) row.rank = rank < row.num_sampled ? rank : row.num_sampled;
+    return static_cast<u64>(key) << 32;
+}
+
+// Return what top_k lower bounds of a full list reach, which then holds no totals any more: where
+// very many scores are equal, only a position tells them apart. For a warp.
+__device__ __forceinline__ u64 threshold_of_list(const Block& block, const RowState& row, u32 top_k,
+                                                 u32* bins) {
+    const Limits limits = row.limits;
+#pragma unroll 4
+    for (u32 i = threadIdx.x % WARP_SIZE; i < block.capacity; i += WARP_SIZE) {
+        uint2& entry = row.list[i];
+        const float norm = block.norms[entry.x];
+        const float width = __fmaf_ru(limits.per_norm, norm, limits.floor);
+        const float low = __fadd_rd(__uint_as_float(entry.y), -width);
+        const u32 lower = total_order_key(__fadd_rn(low, row.bias[entry.x]));
+        entry.y = norm < limits.norm_limit ? lower : 0;
     }
+    return best_of_entries(row.list, block.capacity, top_k, bins);
 }
 
 // Turn a row's part of a sample into its threshold. For a warp.
@@ -154,7 +173,9 @@ __device__ __forceinline__ void end_sample(const Block& block, u32 r, u32 rank, 
     __syncwarp();
     if (threadIdx.x % WARP_SIZE == 0) row.num_sampled = length;
     __syncwarp();
-    guess_threshold(block, r, rank, bins);
+    const u64 threshold = guess_threshold(block, r, rank, bins);
+    __syncwarp();
+    if (threadIdx.x % WARP_SIZE == 0) restart(row, threshold, true);
 }
 
 // Publish a row whose list is right, or guess again by how far off it is. For a warp.
@@ -164,7 +185,7 @@ __device__ __forceinline__ void close_row(const Block& block, u32 r, u32 top_k, 
     const bool is_whole = row.length <= block.capacity;
     const bool is_enough = row.limits.threshold == LOWEST || row.num_reached >= top_k;
     const bool is_right = is_whole && is_enough;
-    if (is_right || is_last || row.num_sampled == 0) {
+    if (is_right || is_last) {
         const u32 length = is_right ? row.length : NOT_COLLECTED;
         if (threadIdx.x % WARP_SIZE == 0) {
             record = {length, true, row.has_bias, 0, false, row.radius};
@@ -174,11 +195,17 @@ __device__ __forceinline__ void close_row(const Block& block, u32 r, u32 top_k, 
     }
     const u64 wanted = (top_k + block.capacity) / 2;
     const u32 found = is_whole ? row.num_reached : row.length;
-    const u64 rank = row.rank * wanted / (found + 1);
-    guess_threshold(block, r, static_cast<u32>(rank) + 1, bins);
+    const u32 rank = static_cast<u32>(row.rank * wanted / (found + 1)) + 1;
+    u64 threshold = guess_threshold(block, r, rank, bins);
+    const float value = value_of_key(static_cast<u32>(threshold >> 32));
+    if (!is_whole && !(value > row.limits.threshold)) {
+        threshold = threshold_of_list(block, row, top_k, bins);
+    }
+    __syncwarp();
+    if (threadIdx.x % WARP_SIZE == 0) restart(row, threshold, true);
 }
 
-enum class Stage { FIRST_SAMPLE, SECOND_SAMPLE, GUESS, SECOND_GUESS };
+enum class Stage { FIRST_SAMPLE, SECOND_SAMPLE, GUESS, SECOND_GUESS, LAST_GUESS };
 
 __device__ __forceinline__ Stage after(Stage stage) {
     return static_cast<Stage>(static_cast<int>(stage) + 1);
@@ -199,7 +226,7 @@ __device__ __forceinline__ void fill_lists(const Block& block, const Sampling& s
         if (is_own && is_sample) {
             end_sample(block, r, sample.rank, bins + r * GUESS_BINS);
         } else if (is_own) {
-            const bool is_last = stage == Stage::SECOND_GUESS;
+            const bool is_last = stage == Stage::LAST_GUESS;
             close_row(block, r, top_k, is_last, bins + r * GUESS_BINS, records[r]);
         }
         __syncwarp();

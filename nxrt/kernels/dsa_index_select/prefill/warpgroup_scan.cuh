@@ -19,15 +19,18 @@ constexpr u32 TURN_BARRIER = 1;    // and one for each further warpgroup
 constexpr u32 VOTE_BARRIER = 3;    // likewise
 constexpr u32 TILES_PER_SKIP = 16;  // of one warpgroup
 constexpr u32 SAMPLE_CAPACITY = 3072;
-#define LOWEST __int_as_float(0xff800000)
 
 static_assert(NUM_GROUPS == 2, "turns are handed to and fro");
+
+#define LOWEST __int_as_float(0xff800000)
 
 struct alignas(16) Limits {
     float per_norm;   // as the radius has them; 0 where every score is 0
     float floor;
     float norm_limit;
-    float threshold;  // what an upper bound must reach
+    float threshold;  // what an upper bound must reach at a position up to `last`
+    float above;      // the same at a later one: what is just above
+    u32 last;
 };
 
 struct RowState {
@@ -215,7 +218,7 @@ struct Kept {
     u32 num_reached;       // by this lane and the 7 others of the row
 };
 
-// Bounds are compared as floats: what is dropped is below the threshold, what reaches it is not, and
+// Of equal scores the earlier wins. Bounds are compared as floats, no score being -0: what is dropped is below the threshold, what reaches it is not, and
 // neither is a NaN where the key is filtered.
 __device__ __forceinline__ Kept choose_keys(RowState& row, u32 position, u32 lanes,
                                             const float (&totals)[LANE_KEYS],
@@ -230,15 +233,17 @@ __device__ __forceinline__ Kept choose_keys(RowState& row, u32 position, u32 lan
     for (u32 i = 0; i < LANE_KEYS; ++i) {
         const float norm = norms.values[i];
         const float bias = biases[i];
+        const bool is_early = position + 8 * i <= limits.last;
+        const float threshold = is_early ? limits.threshold : limits.above;
         const float width = __fmaf_ru(limits.per_norm, norm, limits.floor);
         const bool is_filtered = norm < limits.norm_limit;
         const float upper = __fadd_rn(__fadd_ru(totals[i], width), bias);
         const float lower = __fadd_rn(__fadd_rd(totals[i], -width), bias);
         kept.totals[i] = totals[i];
         kept.lower[i] = is_filtered ? lower : LOWEST;
-        kept.is_kept[i] = bias > MASK_THRESHOLD && (!is_filtered || upper >= limits.threshold);
+        kept.is_kept[i] = bias > MASK_THRESHOLD && (!is_filtered || upper >= threshold);
         kept.masks[i] = __ballot_sync(FULL_WARP, kept.is_kept[i]);
-        const bool is_reached = kept.is_kept[i] && kept.lower[i] >= limits.threshold;
+        const bool is_reached = kept.is_kept[i] && kept.lower[i] >= threshold;
         kept.num_reached += __popc(__ballot_sync(FULL_WARP, is_reached) & lanes);
         has_bias |= kept.is_kept[i] && bias != 0.0f;
     }
