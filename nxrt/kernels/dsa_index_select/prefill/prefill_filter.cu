@@ -327,8 +327,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     dsa_index_select_prefill(const Stored* query, const Stored* key, const Stored* weights,
                              const float* bias, const float* norms, u32* lists,
                              RowRecord* records, u64 first_row, u64 num_rows,
-                             u64 rows_per_block, u64 S, u64 T, u64 H, u64 top_k, u64 capacity, u64 sample_stride, u64 sample_rank,
-                             float scale, float weights_scale) {
+                             u64 rows_per_block, u64 S, u64 T, u64 H, u64 top_k, u64 capacity,
+                             u64 sample_stride, u64 sample_rank, float scale,
+                             float weights_scale) {
     Block block = lay_out_block(static_cast<u32>(H), static_cast<u32>(rows_per_block), scale);
     block.T = static_cast<u32>(T);
     block.capacity = static_cast<u32>(capacity);

@@ -26,8 +26,8 @@ __device__ __forceinline__ void load_bounds(const Candidates& all, const u32* li
     }
 }
 
-// Load a list of positions and totals, [capacity][2], as bounds. Biases are far away; most rows that
-// have any have but 0 and what is masked.
+// Load a list of positions and totals, [capacity][2], as bounds. Biases are far away, and of most
+// rows 0 wherever a key is not masked.
 __device__ __forceinline__ void load_totals(const Candidates& all, const Sources& sources,
                                             const RowRecord& record) {
     const uint2* const list = reinterpret_cast<const uint2*>(sources.list);
@@ -65,8 +65,8 @@ __device__ __forceinline__ u32 write_bits(SelectState& state, const u32* words, 
     return num_written + total;
 }
 
-// Write what is chosen of n candidates, `num_chosen` of them, in ascending order, and -1 after it. A
-// bit for each position puts them in order, as many at a time as fit where upper bounds and band
+// Write what is chosen of n candidates, `num_chosen` of them, in ascending order, and -1 after it.
+// A bit for each position puts them in order, as many at a time as fit where upper bounds and band
 // were.
 __device__ __forceinline__ void write_in_order(const Shared& shared, const Problem& problem, u32 n,
                                                u32 num_chosen, i64* selected) {

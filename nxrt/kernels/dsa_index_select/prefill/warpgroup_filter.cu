@@ -1,16 +1,20 @@
 // DsaIndexSelect for many rows that share their keys, on sm_90a: a list of candidates for each row,
 // by bounds from the matrix products of warpgroups. prefill_settle.cu chooses among them.
 //
-// A block takes up to 8 or 4 rows that follow each other, which fill 256 columns with heads; each of
-// its two warpgroups multiplies 64 keys at a time with all of them. A sample of every stride-th tile
-// guesses first from which score on a row has a little more than top_k keys; scores are not stored.
+// A block takes up to 8 or 4 rows that follow each other, which fill 256 columns with heads; each
+// of its two warpgroups multiplies 64 keys at a time with all of them. A sample of every stride-th
+// tile guesses first from which score on a row has a little more than top_k keys. Scores are never
+// stored.
 //
-// query [B,S,H,D], key [B,T,D], weights [B,S,H] of type NXRT_DTYPE, D = NXRT_DEPTH; bias [B,1,S,T]
-// and norms [B,T] f32; T < 2^31. For each row of a launch: lists [capacity], the candidates'
-// positions and totals without bias in no order; and in records [B,S] its length, or NOT_COLLECTED.
+// query [B,S,H,D], key [B,T,D], weights [B,S,H] of type NXRT_DTYPE, D = NXRT_DEPTH; bias
+// [B,1,S,T] and norms [B,T] f32; T < 2^31. For each row of a launch: lists [capacity], the
+// candidates' positions and totals without bias in no order; and in records [B,S] its length, or
+// NOT_COLLECTED.
 //
-// A list is right where it is whole and its threshold is the lowest, or where top_k lower bounds reach the
-// threshold: a key that was dropped has an upper bound below it, so that top_k keys beat it.
+// A list is right where it is whole and its threshold is the lowest, or where top_k lower bounds
+// reach the threshold: a key that was dropped has an upper bound below it, so that top_k keys beat
+// it. A row whose guess was wrong is looked at again: with a guess corrected by how far off it was,
+// or, where that makes no difference, with what top_k entries of the list are known to reach.
 
 #include "row_norms.cuh"
 #include "row_record.cuh"
@@ -49,7 +53,7 @@ struct Scratch {
     u32* bins;  // [WARPS][GUESS_BINS]
 };
 
-// The host adds up the same: warpgroup_layout.py.
+// The host adds up the same: prefill_layout.py.
 template <u32 ROWS>
 __device__ __forceinline__ Block lay_out_block(Scratch& scratch) {
     u8* next = first_tile(dynamic_shared());
@@ -73,8 +77,8 @@ __device__ __forceinline__ float value_of_key(u32 key) {
 // `threshold` is of an order key and ~position.
 __device__ __forceinline__ void restart(RowState& row, u64 threshold, bool is_active) {
     const u32 key = static_cast<u32>(threshold >> 32);
-    const bool is_any = key > total_order_key(LOWEST);
-    const float value = is_any ? __fadd_rn(value_of_key(key), 0.0f) : LOWEST;
+    const bool is_any = key > total_order_key(lowest());
+    const float value = is_any ? __fadd_rn(value_of_key(key), 0.0f) : lowest();
     row.limits.threshold = value;
     row.limits.above = value_of_key(total_order_key(value) + 1);
     row.limits.last = is_any ? ~static_cast<u32>(threshold) : 0xffffffffu;
@@ -145,6 +149,7 @@ __device__ __forceinline__ u64 guess_threshold(const Block& block, u32 r, u32 ra
     RowState& row = block.rows[r];
     const u32* const sample = block.sample + r * SAMPLE_CAPACITY;
     const u32 key = guess_from(sample, row.num_sampled, rank, bins);
+    __syncwarp();  // all have used the last rank
     if (threadIdx.x % WARP_SIZE == 0) row.rank = rank < row.num_sampled ? rank : row.num_sampled;
     return static_cast<u64>(key) << 32;
 }
@@ -183,7 +188,7 @@ __device__ __forceinline__ void close_row(const Block& block, u32 r, u32 top_k, 
                                           u32* bins, RowRecord& record) {
     RowState& row = block.rows[r];
     const bool is_whole = row.length <= block.capacity;
-    const bool is_enough = row.limits.threshold == LOWEST || row.num_reached >= top_k;
+    const bool is_enough = row.limits.threshold == lowest() || row.num_reached >= top_k;
     const bool is_right = is_whole && is_enough;
     if (is_right || is_last) {
         const u32 length = is_right ? row.length : NOT_COLLECTED;

@@ -61,8 +61,8 @@ __device__ __forceinline__ void arrange(KeyFragments& fragments, const KeyWords&
     }
 }
 
-// Lay out the rows' heads, row r's from column r * COLUMNS_PER_ROW on, and zeros between. In each 32
-// depths word i of chunk j becomes word j of chunk i.
+// Lay out the rows' heads, row r's from column r * COLUMNS_PER_ROW on, and zeros between. In each
+// 32 depths word i of chunk j becomes word j of chunk i.
 template <u32 COLUMNS_PER_ROW>
 __device__ __forceinline__ void load_queries(u8* operand, const Stored* query, u32 num_rows,
                                              u32 H) {
@@ -75,7 +75,9 @@ __device__ __forceinline__ void load_queries(u8* operand, const Stored* query, u
         if (r < num_rows && h < H) {
             const Stored* head = query + (static_cast<u64>(r) * H + h) * D;
 #pragma unroll
-            for (u32 j = 0; j < 4; ++j) in[j] = __ldg(reinterpret_cast<const uint4*>(head) + 4 * c + j);
+            for (u32 j = 0; j < 4; ++j) {
+                in[j] = __ldg(reinterpret_cast<const uint4*>(head) + 4 * c + j);
+            }
         }
         const uint4 out[4] = {{in[0].x, in[1].x, in[2].x, in[3].x},
                               {in[0].y, in[1].y, in[2].y, in[3].y},

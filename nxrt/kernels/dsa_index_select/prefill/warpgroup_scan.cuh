@@ -22,7 +22,7 @@ constexpr u32 SAMPLE_CAPACITY = 3072;
 
 static_assert(NUM_GROUPS == 2, "turns are handed to and fro");
 
-#define LOWEST __int_as_float(0xff800000)
+__device__ __forceinline__ float lowest() { return __int_as_float(0xff800000); }
 
 struct alignas(16) Limits {
     float per_norm;   // as the radius has them; 0 where every score is 0
@@ -218,8 +218,8 @@ struct Kept {
     u32 num_reached;       // by this lane and the 7 others of the row
 };
 
-// Of equal scores the earlier wins. Bounds are compared as floats, no score being -0: what is dropped is below the threshold, what reaches it is not, and
-// neither is a NaN where the key is filtered.
+// Of equal scores the earlier wins. Bounds are compared as floats: no score is -0, and none that is
+// filtered is a NaN.
 __device__ __forceinline__ Kept choose_keys(RowState& row, u32 position, u32 lanes,
                                             const float (&totals)[LANE_KEYS],
                                             const float (&biases)[LANE_KEYS],
@@ -240,7 +240,7 @@ __device__ __forceinline__ Kept choose_keys(RowState& row, u32 position, u32 lan
         const float upper = __fadd_rn(__fadd_ru(totals[i], width), bias);
         const float lower = __fadd_rn(__fadd_rd(totals[i], -width), bias);
         kept.totals[i] = totals[i];
-        kept.lower[i] = is_filtered ? lower : LOWEST;
+        kept.lower[i] = is_filtered ? lower : lowest();
         kept.is_kept[i] = bias > MASK_THRESHOLD && (!is_filtered || upper >= threshold);
         kept.masks[i] = __ballot_sync(FULL_WARP, kept.is_kept[i]);
         const bool is_reached = kept.is_kept[i] && kept.lower[i] >= threshold;
@@ -261,7 +261,7 @@ __device__ __forceinline__ void store_entry(const Block& block, const Pass& pass
     }
 }
 
-// Append to each row's list what the 8 lanes keep that decide about it, of which lane j is the first.
+// Append to each row's list what the 8 lanes keep that decide about it, lane j the first of them.
 template <u32 ROWS>
 __device__ __forceinline__ void append(const Block& block, const Pass& pass,
                                        const Kept (&kept)[SHARE<ROWS>], u32 lanes) {

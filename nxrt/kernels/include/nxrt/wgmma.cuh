@@ -151,9 +151,9 @@ __device__ __forceinline__ void finish_products(float (&)[PRODUCT_VALUES]) {}
 
 #endif
 
-// Return `word`, which takes the place of `before`, a word of a left operand; `zero` is one that only
-// the host knows to be 0. The compiler would else move the word there as soon as it has it, and wait
-// for it, while products still read what is there.
+// Return `word`, which takes the place of `before` in a left operand; `zero` is one that only the
+// host knows to be 0. Else the compiler would move the word there as soon as it has been loaded, and
+// wait for that, while products still read what is there.
 __device__ __forceinline__ u32 in_place_of(u32 before, u32 word, u32 zero) {
     constexpr u32 WORD_XOR_BOTH = 0x78;
     u32 placed;
