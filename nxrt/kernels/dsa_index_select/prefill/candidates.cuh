@@ -37,13 +37,19 @@ struct Candidates {
     __device__ __forceinline__ u64 high(u32 i) const { return ranked(upper[i], position[i]); }
 };
 
+struct Tallies {
+    u32 num_open;
+    u32 num_known;
+    u32 num_certain;
+};
+
 struct SelectState {
     u32 bins[NUM_BINS];
     u32 warp_sums[WARPS];
     u32 masks[2][WARPS];
     u32 digit;
     u32 num_above;
-    u32 count;
+    Tallies tallies;
     u64 most[WARPS];
 };
 

@@ -7,19 +7,19 @@
 //
 // query [B,S,H,D], key [B,T,D], weights [B,S,H] of type NXRT_DTYPE, D = NXRT_DEPTH; bias [B,1,S,T]
 // and norms [B,T] f32; T < 2^32. For each row of a launch: lists [3][capacity], the candidates'
-// positions in no order, lower and upper bounds; counts, or NOT_COLLECTED.
+// positions in no order, lower and upper bounds; and in records [B,S] its length, or NOT_COLLECTED.
 //
 // A list is right where its threshold is 0, or where top_k lower bounds reach the threshold: a key
 // that was dropped has an upper bound below it, so that top_k keys beat it.
 
 #include "prefill_products.cuh"
+#include "row_record.cuh"
+#include "sample.cuh"
 #include "settle.cuh"
 
 constexpr u32 ROOM = TILE;           // left in a list between two looks at the lists
 constexpr u32 TILES_PER_LOOK = 4;    // where a threshold thins out the keys from the start
 constexpr u32 REACHED = 1u << 16;
-constexpr u32 GUESS_BITS = 8;
-constexpr u32 GUESS_BINS = 1u << GUESS_BITS;
 
 static_assert(MAX_ROWS * GUESS_BINS <= NUM_BINS, "a histogram for each row");
 
@@ -248,42 +248,6 @@ __device__ __forceinline__ void scan(const Block& block, const Pass& pass) {
     wait_for_copies<0>();
 }
 
-// Find the rank-th largest of a list's lower bounds, rounded down; 0 where there are fewer. For a
-// warp, with bins of its own.
-__device__ __forceinline__ u32 guess_from(const Candidates& list, u32 n, u32 rank, u32* bins) {
-    constexpr u32 BINS_PER_LANE = GUESS_BINS / WARP_SIZE;
-    const u32 lane_idx = threadIdx.x % WARP_SIZE;
-    const u32 highest = GUESS_BINS - 1 - lane_idx * BINS_PER_LANE;
-    u32 prefix = 0;
-    u32 known = 0;
-    if (n < rank) return 0;
-    for (u32 shift = 32 - GUESS_BITS; shift > 0; shift -= GUESS_BITS) {
-        for (u32 i = 0; i < BINS_PER_LANE; ++i) bins[highest - i] = 0;
-        __syncwarp();
-#pragma unroll 4
-        for (u32 i = lane_idx; i < n; i += WARP_SIZE) {
-            const u32 key = list.lower[i];
-            if ((key & known) == prefix) atomicAdd(&bins[(key >> shift) % GUESS_BINS], 1u);
-        }
-        __syncwarp();
-        u32 sum = 0;
-        for (u32 i = 0; i < BINS_PER_LANE; ++i) sum += bins[highest - i];
-        const u32 up_to = warp_inclusive_sum(sum, lane_idx);
-        u32 above = up_to - sum;
-        const u32 mine = __ballot_sync(FULL_WARP, above < rank && rank <= up_to);
-        u32 bin = highest;
-        if (above < rank && rank <= up_to) {
-            while (above + bins[bin] < rank) above += bins[bin--];
-        }
-        const int lane = __ffs(mine) - 1;
-        prefix |= __shfl_sync(FULL_WARP, bin, lane) << shift;
-        rank -= __shfl_sync(FULL_WARP, above, lane);
-        known |= (GUESS_BINS - 1) << shift;
-        __syncwarp();
-    }
-    return prefix;
-}
-
 __device__ __forceinline__ void restart(RowState& row, u64 threshold, bool is_active) {
     row.threshold = threshold;
     row.tally = 0;
@@ -298,7 +262,7 @@ __device__ __forceinline__ void guess_thresholds(const Block& block, u32 rank) {
         const u32 length = length_of(row.tally);
         const u32 n = row.is_active && length <= block.capacity ? length : 0;
         u32* const bins = block.state->bins + r * GUESS_BINS;
-        const u32 guess = guess_from(list_of(block, r), n, rank, bins);
+        const u32 guess = guess_from(list_of(block, r).lower, n, rank, bins);
         __syncwarp();
         if (threadIdx.x % WARP_SIZE == 0) restart(row, static_cast<u64>(guess) << 32, true);
     }
@@ -307,7 +271,7 @@ __device__ __forceinline__ void guess_thresholds(const Block& block, u32 rank) {
 
 // Publish what is right; return the rows to be looked at again, without a guess.
 __device__ __forceinline__ u32 close_rows(const Block& block, u32 open, bool is_guess, u32 top_k,
-                                          u32* counts) {
+                                          RowRecord* records) {
     u32 again = 0;
     for (u32 r = 0; r < block.num_rows; ++r) {
         const RowState& row = block.states[r];
@@ -318,7 +282,8 @@ __device__ __forceinline__ u32 close_rows(const Block& block, u32 open, bool is_
         if (!is_right && is_guess) {
             again |= 1u << r;
         } else if (threadIdx.x == 0) {
-            counts[r] = is_right ? length_of(row.tally) : NOT_COLLECTED;
+            const u32 length = is_right ? length_of(row.tally) : NOT_COLLECTED;
+            records[r] = {length, false, true, 0, false, row.radius};
         }
     }
     __syncthreads();
@@ -335,7 +300,7 @@ struct Sampling {
 
 // Fill the lists of the block's rows, which are loaded.
 __device__ __forceinline__ void fill_lists(const Block& block, const Sampling& sampling, u32 top_k,
-                                           u32* counts) {
+                                           RowRecord* records) {
     const u32 num_groups = (block.T - 1) / WARP_SIZE + 1;
     if (threadIdx.x < block.num_rows) restart(block.states[threadIdx.x], 0, true);
     __syncthreads();
@@ -350,7 +315,7 @@ __device__ __forceinline__ void fill_lists(const Block& block, const Sampling& s
         if (is_sample) {
             guess_thresholds(block, wanted);
         } else {
-            open = close_rows(block, open, is_guess, top_k, counts);
+            open = close_rows(block, open, is_guess, top_k, records);
         }
         is_guess = is_sample;
     }
@@ -359,32 +324,12 @@ __device__ __forceinline__ void fill_lists(const Block& block, const Sampling& s
 // ---- the kernels
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    dsa_index_select_norms(const Stored* key, float* norms, u64 num_keys) {
-    const u64 num_groups = (num_keys + WARP_SIZE - 1) / WARP_SIZE;
-    const u64 stride = static_cast<u64>(gridDim.x) * WARPS;
-    const u32 lane_idx = threadIdx.x % WARP_SIZE;
-    for (u64 group = blockIdx.x * WARPS + threadIdx.x / WARP_SIZE; group < num_groups;
-         group += stride) {
-        KeyTile tile;
-#pragma unroll
-        for (u32 n = 0; n < KEY_TILES; ++n) {
-            const u64 place = group * WARP_SIZE + 8 * n + lane_idx / 4;
-            const u64 position = place < num_keys ? place : num_keys - 1;
-            const uint4* source = reinterpret_cast<const uint4*>(key + position * D);
-#pragma unroll
-            for (u32 c = 0; c < QUADS; ++c) tile.chunks[n][c] = source[4 * c + lane_idx % 4];
-        }
-        const float norm = norm_of_key(tile);
-        if (group * WARP_SIZE + lane_idx < num_keys) norms[group * WARP_SIZE + lane_idx] = norm;
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
     dsa_index_select_prefill(const Stored* query, const Stored* key, const Stored* weights,
-                             const float* bias, const float* norms, u32* lists, u32* counts,
-                             u64 first_row, u64 num_rows, u64 rows_per_block, u64 S, u64 T, u64 H,
-                             u64 top_k, u64 capacity, u64 sample_stride, u64 sample_rank,
-                             float scale, float weights_scale) {
+                             const float* bias, const float* norms, u32* lists,
+                             RowRecord* records, u64 first_row, u64 num_rows,
+                             u64 rows_per_block, u64 S, u64 T, u64 H, u64 top_k, u64 capacity,
+                             u64 sample_stride, u64 sample_rank, float scale,
+                             float weights_scale) {
     Block block = lay_out_block(static_cast<u32>(H), static_cast<u32>(rows_per_block), scale);
     block.T = static_cast<u32>(T);
     block.capacity = static_cast<u32>(capacity);
@@ -403,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         block.lists = lists + (begin - first_row) * 3 * capacity;
         load_rows(block.rows, block.states, block.num_rows, query + begin * H * D,
                   weights + begin * H, weights_scale);
-        fill_lists(block, sampling, static_cast<u32>(top_k), counts + (begin - first_row));
+        fill_lists(block, sampling, static_cast<u32>(top_k), records + begin);
         __syncthreads();
         begin = part_end;
     }

@@ -5,65 +5,123 @@
 // in ascending order. query [B,S,H,D], key [B,T,D], weights [B,S,H] of type NXRT_DTYPE, D =
 // NXRT_DEPTH; bias [B,1,S,T] f32; selected [B,1,S,K] i64; T < 2^32.
 
+#include "row_record.cuh"
+#include "score_bounds.cuh"
 #include "settle.cuh"
 
-// Load a row's list; its order does not matter.
-__device__ __forceinline__ void load_list(const Candidates& all, const u32* list, u32 capacity,
-                                          u32 n) {
+struct Sources {
+    const u32* list;
+    const float* norms;
+    const float* bias;
+};
+
+// Load a list of bounds, [3][capacity]; its order does not matter.
+__device__ __forceinline__ void load_bounds(const Candidates& all, const u32* list, u32 capacity,
+                                            u32 n) {
+#pragma unroll 4
     for (u32 i = threadIdx.x; i < n; i += THREADS) {
         all.position[i] = list[i];
         all.lower[i] = list[capacity + i];
         all.upper[i] = list[2 * static_cast<u64>(capacity) + i];
     }
-    __syncthreads();
+}
+
+// Load a list of positions and totals, [capacity][2], as bounds. Biases are far away, and of most
+// rows 0 wherever a key is not masked.
+__device__ __forceinline__ void load_totals(const Candidates& all, const Sources& sources,
+                                            const RowRecord& record) {
+    const uint2* const list = reinterpret_cast<const uint2*>(sources.list);
+    const float highest = __int_as_float(0x7f800000);
+#pragma unroll 8
+    for (u32 i = threadIdx.x; i < record.length; i += THREADS) {
+        const uint2 entry = __ldcs(list + i);
+        const float norm = __ldg(sources.norms + entry.x);
+        const float bias = record.has_bias ? __ldg(sources.bias + entry.x) : 0.0f;
+        const Bounds bounds =
+            bounds_of(record.radius, {__uint_as_float(entry.y), highest}, norm, bias);
+        all.position[i] = entry.x;
+        all.lower[i] = bounds.lower;
+        all.upper[i] = bounds.upper;
+    }
 }
 
 // Write in ascending order the positions from `begin` on whose bits are set; return how many there
 // are now in `selected`, which has `num_written`.
 __device__ __forceinline__ u32 write_bits(SelectState& state, const u32* words, u32 num_words,
                                           u64 begin, u32 num_written, i64* selected) {
-    for (u32 first = 0; first < num_words; first += THREADS) {
-        const u32 i = first + threadIdx.x;
+    const u32 share = (num_words + THREADS - 1) / THREADS;
+    const u32 first = threadIdx.x * share;
+    const u32 end = first + share < num_words ? first + share : num_words;
+    u32 count = 0;
+    for (u32 i = first; i < end; ++i) count += __popc(words[i]);
+    u32 total;
+    u32 place = num_written + block_exclusive_sum(count, state.warp_sums, total);
+    for (u32 i = first; i < end; ++i) {
         const u64 base = begin + static_cast<u64>(i) * 32;
-        u32 word = i < num_words ? words[i] : 0;
-        u32 total;
-        u32 place = num_written + block_exclusive_sum(__popc(word), state.warp_sums, total);
-        for (; word != 0; word &= word - 1) {
+        for (u32 word = words[i]; word != 0; word &= word - 1) {
             selected[place++] = static_cast<i64>(base + __ffs(word) - 1);
         }
-        num_written += total;
     }
-    return num_written;
+    return num_written + total;
 }
 
-// Write n chosen positions in ascending order, and -1 after them. A bit for each position puts them
-// in order, as many at a time as fit where the bounds were.
+// Write what is chosen of n candidates, `num_chosen` of them, in ascending order, and -1 after it.
+// A bit for each position puts them in order, as many at a time as fit where upper bounds and band
+// were.
 __device__ __forceinline__ void write_in_order(const Shared& shared, const Problem& problem, u32 n,
-                                               i64* selected) {
-    const u32* const position = shared.candidates.position;
-    u32* const words = shared.candidates.lower;
-    const u64 window = static_cast<u64>(problem.capacity) * 32;
+                                               u32 num_chosen, i64* selected) {
+    const Candidates& all = shared.candidates;
+    u32* const words = all.upper;
+    const u64 window = static_cast<u64>(problem.capacity + problem.capacity / 2) * 32;
     u32 num_written = 0;
-    for (u64 begin = 0; begin < problem.T && num_written < n; begin += window) {
+    for (u64 begin = 0; begin < problem.T && num_written < num_chosen; begin += window) {
         const u64 left = problem.T - begin < window ? problem.T - begin : window;
         const u32 num_words = static_cast<u32>((left + 31) / 32);
         for (u32 i = threadIdx.x; i < num_words; i += THREADS) words[i] = 0;
         __syncthreads();
         for (u32 i = threadIdx.x; i < n; i += THREADS) {
-            const u64 bit = position[i] - begin;  // huge for a position before it
-            if (bit < left) atomicOr(&words[bit / 32], 1u << bit % 32);
+            const u64 bit = all.position[i] - begin;  // huge for a position before it
+            const bool is_chosen = n == num_chosen || all.lower[i] == CERTAIN;
+            if (is_chosen && bit < left) atomicOr(&words[bit / 32], 1u << bit % 32);
         }
         __syncthreads();
         num_written = write_bits(*shared.state, words, num_words, begin, num_written, selected);
+        __syncthreads();
     }
-    for (u32 i = n + threadIdx.x; i < problem.top_k; i += THREADS) selected[i] = -1;
+    for (u32 i = num_chosen + threadIdx.x; i < problem.top_k; i += THREADS) selected[i] = -1;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+// Collect a row's candidates, choose and write; `record` is the row's, and gets what was done.
+__device__ __forceinline__ void settle_row(const Shared& shared, const Problem& problem,
+                                           const Sources& sources, RowRecord& record,
+                                           i64* selected) {
+    const RowRecord found = record;
+    u32 n = found.length;
+    const bool is_exact = n == NOT_COLLECTED;
+    if (is_exact) {
+        __syncthreads();  // the query is there
+        n = collect_exactly(shared, problem);
+    } else if (found.has_totals) {
+        load_totals(shared.candidates, sources, found);
+    } else {
+        load_bounds(shared.candidates, sources.list, problem.capacity, n);
+    }
+    __syncthreads();
+    const u32 num_scored = n > problem.top_k ? choose(shared, problem, n) : 0;
+    const u32 num_chosen = n > problem.top_k ? problem.top_k : n;
+    write_in_order(shared, problem, n, num_chosen, selected);
+    if (threadIdx.x == 0) {
+        record.num_scored = num_scored;
+        record.is_exact = is_exact;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     dsa_index_select_settle(const Stored* query, const Stored* key, const Stored* weights,
-                            const float* bias, i64* selected, const u32* lists, const u32* counts,
-                            u64 first_row, u64 num_rows, u64 S, u64 T, u64 H, u64 top_k,
-                            u64 capacity, float scale, float weights_scale) {
+                            const float* bias, i64* selected, const float* norms,
+                            const u32* lists, RowRecord* records, u64 first_row, u64 num_rows,
+                            u64 S, u64 T, u64 H, u64 top_k, u64 capacity, u64 list_words,
+                            float scale, float weights_scale) {
     u8* next = dynamic_shared();
     const Shared shared = lay_out(next, static_cast<u32>(H), static_cast<u32>(capacity), scale);
     Problem problem;
@@ -76,15 +134,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         load_query(shared.row, query + row * H * D, weights + row * H, weights_scale);
         problem.key = key + row / S * T * D;
         problem.bias = bias + row * T;
-        u32 n = counts[index];
-        if (n != NOT_COLLECTED) {
-            load_list(shared.candidates, lists + index * 3 * capacity, problem.capacity, n);
-        } else {
-            __syncthreads();
-            n = collect_exactly(shared, problem);
-        }
-        if (n > problem.top_k) n = choose(shared, problem, n);
-        write_in_order(shared, problem, n, selected + row * top_k);
+        const Sources sources{lists + index * list_words, norms + row / S * T, problem.bias};
+        settle_row(shared, problem, sources, records[row], selected + row * top_k);
         __syncthreads();
     }
 }

@@ -23,7 +23,7 @@ struct Shared {
     SelectState* state;
     QueryRow row;
     Candidates candidates;
-    u32* doubtful;  // [capacity]
+    u16* band;  // [capacity], of what may be chosen and need not be: from both ends
 };
 
 __device__ __forceinline__ u8* take(u8*& next, u32 nbytes) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ Shared lay_out(u8*& next, u32 H, u32 capacity, float 
     shared.candidates.position = reinterpret_cast<u32*>(take(next, capacity * 4));
     shared.candidates.lower = reinterpret_cast<u32*>(take(next, capacity * 4));
     shared.candidates.upper = reinterpret_cast<u32*>(take(next, capacity * 4));
-    shared.doubtful = reinterpret_cast<u32*>(take(next, capacity * 4));
+    shared.band = reinterpret_cast<u16*>(take(next, capacity * 2));
     return shared;
 }
 
@@ -75,8 +75,6 @@ __device__ __forceinline__ u32 append(const Shared& shared, u32 parity, u32 n, b
     }
     return total;
 }
-
-constexpr u32 NOT_COLLECTED = 0xffffffffu;
 
 // Make room for a tile where there is none; false where there are too many that may be chosen.
 __device__ __forceinline__ bool make_room(const Shared& shared, const Problem& problem, u32& n,
@@ -128,50 +126,98 @@ __device__ __forceinline__ u32 collect_exactly(const Shared& shared, const Probl
     return n;
 }
 
-// Score exactly what the bounds leave open among n candidates, so that those which may be chosen
-// have bounds that agree; return how many are left.
-__device__ __forceinline__ u32 settle(const Shared& shared, const Problem& problem, u32 n) {
+struct Band {
+    u32 num_open;     // at the front: their bounds differ
+    u32 num_known;    // at the back
+    u32 num_certain;  // outside of it, and chosen
+};
+
+__device__ __forceinline__ u32 band_at(const Shared& shared, const Problem& problem,
+                                       const Band& band, u32 i) {
+    const u32 place = i < band.num_open ? i : problem.capacity - 1 - (i - band.num_open);
+    return shared.band[place];
+}
+
+// Part n > top_k candidates into what is chosen, what is not, and what is between. What is decided
+// has CERTAIN or 0 for its lower bound.
+__device__ __forceinline__ Band part(const Shared& shared, const Problem& problem, u32 n) {
     SelectState& state = *shared.state;
     const Candidates& all = shared.candidates;
-    u64 threshold;
-    threshold = kth_largest(state, n, problem.top_k, [&](u32 i) { return all.low(i); });
+    if (threadIdx.x == 0) state.tallies = {0, 0, 0};
+    const u64 threshold =
+        kth_largest(state, n, problem.top_k, [&](u32 i) { return all.low(i); });
     const u64 most = most_of_the_rest(state, all, n, threshold);
-    n = compact(state, all, n, [&](u32 i) { return all.high(i) >= threshold; });
-    if (threadIdx.x == 0) state.count = 0;
-    __syncthreads();
+    u32 num_certain = 0;
     for (u32 i = threadIdx.x; i < n; i += THREADS) {
-        if (all.low(i) > most) {
-            all.lower[i] = all.upper[i] = CERTAIN;
+        if (all.high(i) < threshold) {
+            all.lower[i] = 0;
+        } else if (all.low(i) > most) {
+            all.lower[i] = CERTAIN;
+            ++num_certain;
         } else if (all.lower[i] != all.upper[i]) {
-            shared.doubtful[atomicAdd(&state.count, 1u)] = i;
+            shared.band[atomicAdd(&state.tallies.num_open, 1u)] = static_cast<u16>(i);
+        } else {
+            const u32 place = problem.capacity - 1 - atomicAdd(&state.tallies.num_known, 1u);
+            shared.band[place] = static_cast<u16>(i);
         }
     }
+    if (num_certain != 0) atomicAdd(&state.tallies.num_certain, num_certain);
     __syncthreads();
-    const u32 num_doubtful = state.count;
+    return {state.tallies.num_open, state.tallies.num_known, state.tallies.num_certain};
+}
+
+// Score exactly the first of the band.
+__device__ __forceinline__ void score_band(const Shared& shared, const Problem& problem,
+                                           u32 num_open) {
+    const Candidates& all = shared.candidates;
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
     const u32 first = threadIdx.x / WARP_SIZE * EXACT_KEYS;
-    for (u32 begin = first; begin < num_doubtful; begin += WARPS * EXACT_KEYS) {
+    for (u32 begin = first; begin < num_open; begin += WARPS * EXACT_KEYS) {
         u32 position[EXACT_KEYS];
-        const u32 left = num_doubtful - begin;
+        const u32 left = num_open - begin;
         const u32 count = left < EXACT_KEYS ? left : EXACT_KEYS;
 #pragma unroll
         for (u32 i = 0; i < EXACT_KEYS; ++i) {
-            position[i] = i < count ? all.position[shared.doubtful[begin + i]] : 0;
+            position[i] = i < count ? all.position[shared.band[begin + i]] : 0;
         }
         const float score = exact_scores(shared.row, problem.key, problem.bias, position, count);
-        if (lane_idx < count) {
-            const u32 i = shared.doubtful[begin + lane_idx];
-            all.lower[i] = all.upper[i] = total_order_key(score);
-        }
+        if (lane_idx < count) all.lower[shared.band[begin + lane_idx]] = total_order_key(score);
         __syncwarp();
     }
     __syncthreads();
-    return n;
 }
 
-// Reduce n > top_k candidates to the chosen ones, in order as they were; return how many.
+// Return what the band's `wanted` best reach. There are at least as many, and at least one.
+__device__ __forceinline__ u64 threshold_of_band(const Shared& shared, const Problem& problem,
+                                                 const Band& band, u32 wanted) {
+    const Candidates& all = shared.candidates;
+    const u32 n = band.num_open + band.num_known;
+    const auto value = [&](u32 i) { return all.low(band_at(shared, problem, band, i)); };
+    if (n > THREADS) return kth_largest(*shared.state, n, wanted, value);
+    const u64 own = threadIdx.x < n ? value(threadIdx.x) : 0;
+    u32 num_above = 0;
+    for (u32 i = 0; i < n; ++i) num_above += value(i) > own;
+    if (threadIdx.x < n && num_above + 1 == wanted) shared.state->most[0] = own;
+    __syncthreads();
+    return shared.state->most[0];
+}
+
+// Give the top_k best of n > top_k candidates CERTAIN for a lower bound; return how many were
+// scored exactly.
 __device__ __forceinline__ u32 choose(const Shared& shared, const Problem& problem, u32 n) {
-    n = settle(shared, problem, n);
-    u64 threshold;
-    return prune(*shared.state, shared.candidates, n, problem.top_k, threshold);
+    const Candidates& all = shared.candidates;
+    const Band band = part(shared, problem, n);
+    const u32 wanted = problem.top_k - band.num_certain;
+    u64 threshold = ~0ull;
+    if (wanted != 0) {
+        score_band(shared, problem, band.num_open);
+        threshold = threshold_of_band(shared, problem, band, wanted);
+        __syncthreads();
+    }
+    for (u32 i = threadIdx.x; i < band.num_open + band.num_known; i += THREADS) {
+        const u32 own = band_at(shared, problem, band, i);
+        all.lower[own] = all.low(own) >= threshold ? CERTAIN : 0;
+    }
+    __syncthreads();
+    return wanted != 0 ? band.num_open : 0;
 }
