@@ -39,15 +39,15 @@ class KeyPool:
         self._drawn = rng.standard_normal((num_keys, depth), np.float32)
         self._narrowed: dict[DType, NDArray[Any]] = {}
 
-    def keys(self, shape: IndexSelectShape, rng: np.random.Generator) -> NDArray[Any]:
-        """Return keys [B, T, D] as `shape.dtype` stores them: for each batch a stretch."""
+    def stretches(
+        self, shape: IndexSelectShape, rng: np.random.Generator
+    ) -> Iterator[NDArray[Any]]:
+        """Yield for each batch its keys [T, D], as `shape.dtype` stores them; nothing is copied."""
         if shape.dtype not in self._narrowed:
             self._narrowed[shape.dtype] = narrow(self._drawn, shape.dtype)
         pool = self._narrowed[shape.dtype]
-        starts = rng.integers(0, len(pool) - shape.T + 1, shape.B)
-        if shape.B == 1:
-            return pool[None, starts[0] : starts[0] + shape.T]
-        return np.stack([pool[start : start + shape.T] for start in starts])
+        for start in rng.integers(0, len(pool) - shape.T + 1, shape.B):
+            yield pool[start : start + shape.T]
 
 
 def num_sets(nbytes: int, l2_nbytes: int, num_runs: int) -> int:
@@ -91,6 +91,7 @@ def opened(
             for name in ("query", "weights"):
                 values = rng.standard_normal(binding.specs[name].sizes, np.float32)
                 binding.write(name, narrow(values, shape.dtype))
-            binding.write("key", pool.keys(shape, rng))
+            for index, keys in enumerate(pool.stretches(shape, rng)):
+                binding.write("key", keys, offset=index * keys.size)
             binding.write("attention_bias", bias)
         yield session, bindings

@@ -98,6 +98,7 @@ def _captured(shape: IndexSelectShape, count: int) -> list[Callable[[], object]]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=side):
             select()
+        graph.replay()  # the first launch of a graph costs more
         replays.append(_replay_of(graph, select))
     return replays
 

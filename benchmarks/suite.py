@@ -110,7 +110,7 @@ def as_table(rows: Sequence[Measurement]) -> Table:
         caption_justify="left",
     )
     table.add_column("rows x keys", no_wrap=True)
-    for name in ("median", "p90", "must", "aim", "floor", "ratio"):
+    for name in ("median", "must", "aim", "floor", "ratio"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("from", no_wrap=True)
     for name in ("torch", "exact", "public"):
@@ -120,7 +120,6 @@ def as_table(rows: Sequence[Measurement]) -> Table:
         table.add_row(
             row.label,
             _colored(row),
-            _us(row.p90_us),
             _us(row.must_us),
             _us(row.aim_us),
             _us(row.floor_us),

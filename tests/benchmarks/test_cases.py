@@ -15,7 +15,8 @@ from benchmarks.cases import (
     short_count,
 )
 from benchmarks.index_select import judged
-from benchmarks.inputs import KeyPool, num_sets
+from benchmarks.inputs import KeyPool, num_sets, opened
+from nxrt import CpuProvider
 from nxrt.tensor import DType
 from tests.benchmarks.made_up import row
 
@@ -111,10 +112,21 @@ def test_sets_in_turn_exceed_four_caches(nbytes: int, num_runs: int, expected: i
 def test_keys_are_stretches_of_what_was_drawn_once() -> None:
     shape = IndexSelectShape(3, 1, 64, D=8, dtype=DType.F32)
     pool = KeyPool([shape, IndexSelectShape(1, 1, 32, D=8)])
-    keys = pool.keys(shape, np.random.default_rng(1))
-    assert keys.shape == (3, 64, 8)
-    assert keys.dtype == np.float32
-    assert len({batch.tobytes() for batch in keys}) == 3
-    narrowed = pool.keys(IndexSelectShape(1, 1, 32, D=8), np.random.default_rng(1))
-    assert narrowed.shape == (1, 32, 8)
+    keys = list(pool.stretches(shape, np.random.default_rng(1)))
+    assert [stretch.shape for stretch in keys] == [(64, 8)] * 3
+    assert {stretch.dtype for stretch in keys} == {np.dtype(np.float32)}
+    assert len({stretch.tobytes() for stretch in keys}) == 3
+    half = IndexSelectShape(1, 1, 32, D=8)
+    (narrowed,) = pool.stretches(half, np.random.default_rng(1))
+    assert narrowed.shape == (32, 8)
     assert narrowed.dtype == np.uint16
+
+
+def test_every_batch_gets_keys_of_its_own() -> None:
+    shape = IndexSelectShape(3, 1, 64, H=8, D=8, dtype=DType.F32)
+    pool = KeyPool([shape])
+    with CpuProvider() as provider, opened(provider, shape, 2, pool) as (_, bindings):
+        written = [binding.read("key") for binding in bindings]
+    batches = [batch for keys in written for batch in keys]
+    assert len({batch.tobytes() for batch in batches}) > 3
+    assert all(batch.any(axis=1).all() for batch in batches)

@@ -11,7 +11,6 @@ from benchmarks.outcomes import (
     Outcome,
     OutcomeCase,
     OutcomeRow,
-    TellsOutcomes,
     as_table,
     outcome_cases,
     outcomes,
@@ -56,10 +55,6 @@ def test_a_kernels_rows_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_rows_that_fell_back_have_no_band(rows: list[tuple[int, bool]], expected: Outcome) -> None:
     assert Outcome.of(rows) == expected
-
-
-def test_telling_is_having_the_method() -> None:
-    assert not isinstance(object(), TellsOutcomes)
 
 
 def test_every_kind_of_data_comes_as_decode_and_as_prefill() -> None:
@@ -118,13 +113,13 @@ def test_a_table_tells_what_is_not_known() -> None:
     console = Console(width=140)
     with console.capture() as captured:
         console.print(as_table(rows))
-    assert re_cells(captured.get()) == [
+    assert cells_of(captured.get()) == [
         ["a", "8", "16k", "5.0", "9", "0"],
         ["b", "8", "16k", "-", "-", "8"],
         ["c", "8", "16k", "not told", "not told", "not told"],
     ]
 
 
-def re_cells(printed: str) -> list[list[str]]:
+def cells_of(printed: str) -> list[list[str]]:
     rows = [line for line in printed.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in rows]

@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks import index_select, outcomes, peers, suite
 from benchmarks.cases import CURVE, EVERYTHING, INDEX_SELECT, IndexSelectShape
 from benchmarks.ceilings import Ceilings
 from benchmarks.index_select import judged
 from benchmarks.outcomes import Outcome, OutcomeRow
-from benchmarks.suite import WIDTH, DeviceFigures, as_table, curve_table, file_name
+from benchmarks.suite import (
+    WIDTH,
+    DeviceFigures,
+    as_table,
+    curve_table,
+    file_name,
+    measure_device,
+)
+from nxrt import CudaProvider
 from tests.benchmarks.made_up import row
 
 CEILINGS = Ceilings(4e12, 3e12, 8e14)
@@ -86,3 +95,25 @@ def test_the_picture_is_named_after_the_device(tmp_path: Path) -> None:
 
 def test_file_names_are_plain() -> None:
     assert file_name("NVIDIA H200") == "nvidia-h200"
+
+
+@pytest.mark.gpu
+@pytest.mark.fake
+def test_a_device_is_measured_from_ceilings_to_outcomes(
+    cuda_provider: CudaProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = tuple(IndexSelectShape(1, 1, num_keys, H=8, D=64, K=16) for num_keys in (96, 160))
+    monkeypatch.setattr(suite, "EVERYTHING", shapes)
+    monkeypatch.setattr(suite, "INDEX_SELECT", shapes[:1])
+    monkeypatch.setattr(suite, "measure_ceilings", lambda _: CEILINGS)
+    monkeypatch.setattr(index_select, "BUSY_NBYTES", 4096)
+    monkeypatch.setattr(index_select, "REPEATS", 2)
+    monkeypatch.setattr(index_select, "FEW_REPEATS", 2)
+    monkeypatch.setattr(peers, "has_torch", lambda: False)
+    few = list(outcomes.troubled_cases(shapes[0]))
+    monkeypatch.setattr(outcomes, "outcome_cases", lambda: few[:2])
+    found = measure_device(cuda_provider, Console(quiet=True))
+    assert [row.case for row in found.rows] == [shape.id for shape in shapes]
+    assert [row.exact_us is None for row in found.rows] == [False, True]
+    assert [row.data for row in found.outcomes] == [case.data for case in few[:2]]
+    json.dumps(found.as_json())
