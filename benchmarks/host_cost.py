@@ -18,7 +18,7 @@ from typing import Any, Self
 from rich.table import Table
 
 from benchmarks.cases import IndexSelectShape
-from benchmarks.index_select import opened
+from benchmarks.inputs import opened
 from nxrt import CudaProvider
 from nxrt.kernels.dsa_index_select.cuda import DsaIndexSelect
 from nxrt.providers.cuda_session import CudaProviderSession
@@ -186,7 +186,7 @@ start = time.perf_counter()
 import nxrt
 imported = time.perf_counter()
 from benchmarks.host_cost import SMALL
-from benchmarks.index_select import opened
+from benchmarks.inputs import opened
 from nxrt.runtime import driver
 from nxrt.runtime.device import Device
 from pathlib import Path

@@ -1,40 +1,57 @@
 """Measure DsaIndexSelect: captured on CUDA with cold caches, eager on the CPU.
 
-Each time stands beside a floor of the same run: the larger of the bytes at the copy bandwidth
-measured here and the un-fused operations at the device's lanes and clock.
+Each time stands beside a floor and beside others' times of the same run. What must be reached is in
+cases.py; what a floor comes from, in ceilings.py.
 """
 
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.cases import IndexSelectShape
-from nxrt import Binding, CudaProvider, Graph, MemoryGovernor, Node, Role, Session
-from nxrt.kernels.dsa_index_select.spec import INPUT_NAMES, input_specs
-from nxrt.kernels.numerics import narrow
+from benchmarks import peers
+from benchmarks.cases import GOALS, GOALS_ARE_FOR, Goal, IndexSelectShape
+from benchmarks.ceilings import Ceilings
+from benchmarks.inputs import KeyPool, num_sets, opened
+from nxrt import Binding, CudaProvider, KernelPlugin, MemoryGovernor, Role, Session
+from nxrt.kernels.dsa_index_select.cuda import DsaIndexSelectFactory
+from nxrt.kernels.dsa_index_select.spec import INPUT_NAMES, KEY
 from nxrt.providers.base import ExecutionProvider
 from nxrt.providers.cuda_session import CudaProviderSession
-from nxrt.runtime.device_memory import copy_on_device, fill_bytes
+from nxrt.runtime.device_memory import fill_bytes
 from nxrt.runtime.stream import Event
 
-OUTPUT = "selected_indices"
 BUSY_NBYTES = 512 * 2**20
 WARM_UP = 4
-COPY_NBYTES = 2**30
+REPEATS, FEW_REPEATS = 41, 21
+_MANY_OPERATIONS = 2**33
+"""From here on a run is long enough for the median of few."""
+
+MAX_EXACT_OPERATIONS = 2 * 10**11
+_EXACT_OPERATIONS_IN_ALL = 10**12
+"""The straightforward kernel does about 5e11 a second (H200, 2026-11-30)."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Hold one row of the report; times in microseconds of device time (host time on the CPU)."""
+    """Hold one row of the report; times in microseconds of device time (host time on the CPU).
+
+    Args:
+        case: the shape's id.
+        label: the shape for people.
+        torch_us: PyTorch's median, where it was measured.
+        exact_us: the straightforward exact kernel's median, where it ends in time.
+        floor: what the floor comes from.
+        ratio: of the median to the floor.
+        must_us, aim_us, public_us, public: see Goal; None where nobody says or on another device.
+    """
 
     case: str
+    label: str
     median_us: float
     p90_us: float
     repeats: int
@@ -43,81 +60,110 @@ class Measurement:
     floor_us: float
     floor: str
     ratio: float
+    torch_us: float | None = None
+    exact_us: float | None = None
+    must_us: float | None = None
+    aim_us: float | None = None
+    public_us: float | None = None
+    public: str = ""
 
-
-@dataclass(frozen=True)
-class Ceilings:
-    """Hold what this device can do, in this run."""
-
-    copy_bytes_per_s: float
-    operations_per_s: float
-
-    def floor(self, shape: IndexSelectShape) -> tuple[float, str]:
-        """Return the floor in microseconds and what it comes from."""
-        by_bytes = shape.nbytes / self.copy_bytes_per_s * 1e6
-        by_operations = shape.operations / self.operations_per_s * 1e6
-        return max((by_bytes, "bytes"), (by_operations, "un-fused arithmetic"))
-
-
-@contextmanager
-def opened(
-    provider: ExecutionProvider, shape: IndexSelectShape, num_sets: int = 1
-) -> Iterator[tuple[Session, list[Binding]]]:
-    """Open a session on one shape, with as many sets of inputs written."""
-    attributes = {"top_k": shape.K, "scale": shape.D**-0.5, "weights_scale": shape.H**-0.5}
-    node = Node("DsaIndexSelect", INPUT_NAMES, (OUTPUT,), domain="pkg.nxrt", attributes=attributes)
-    specs = input_specs(shape.dtype, B=shape.B, S=shape.S, T=shape.T, H=shape.H, D=shape.D)
-    graph = Graph((node,), specs, (OUTPUT,))
-    rng = np.random.default_rng(20)
-    pool = narrow(rng.standard_normal((2 * shape.T, shape.D), np.float32), shape.dtype)
-    with ExitStack() as stack:
-        session = stack.enter_context(Session(graph, [provider], MemoryGovernor()))
-        bindings = [stack.enter_context(session.bind()) for _ in range(num_sets)]
-        for binding in bindings:
-            for name in ("query", "weights"):
-                values = rng.standard_normal(specs[name].sizes, np.float32)
-                binding.write(name, narrow(values, shape.dtype))
-            binding.write("key", some_rows_of(pool, shape, rng))
-            binding.write("attention_bias", np.zeros(specs["attention_bias"].sizes, np.float32))
-        yield session, bindings
-
-
-def some_rows_of(
-    pool: NDArray[Any], shape: IndexSelectShape, rng: np.random.Generator
-) -> NDArray[Any]:
-    """Return keys [B, T, D]: for each batch a stretch of the pool, which is drawn but once."""
-    starts = rng.integers(0, len(pool) - shape.T + 1, shape.B)
-    return np.stack([pool[start : start + shape.T] for start in starts])
+    @property
+    def is_met(self) -> bool | None:
+        """Say whether it is as fast as it must be; None where nothing must be."""
+        return None if self.must_us is None else self.median_us <= self.must_us
 
 
 def measure_cuda(
-    provider: CudaProvider, shape: IndexSelectShape, ceilings: Ceilings, *, repeats: int = 41
+    provider: CudaProvider,
+    shape: IndexSelectShape,
+    ceilings: Ceilings,
+    pool: KeyPool,
+    *,
+    has_rivals: bool = True,
 ) -> Measurement:
     """Replay captured graphs one after another, each on inputs of its own.
 
-    The inputs in turn are more than four times the L2 cache, so that none is found there. The
-    device is kept busy at first, so that it never waits for the host.
+    Args:
+        provider: of the device.
+        shape: what to measure.
+        ceilings: of this run.
+        pool: where keys come from.
+        has_rivals: whether to measure the straightforward kernel and PyTorch beside it.
     """
-    num_sets = max(2, 1 + 4 * provider.capabilities.l2_nbytes // shape.nbytes)
-    with opened(provider, shape, num_sets) as (session, bindings):
-        session.run(bindings[0])
-        graphs = [session.capture(binding) for binding in bindings]
-        backend = session.provider_session
-        assert isinstance(backend, CudaProviderSession)
-        stream = backend.stream
+    repeats = FEW_REPEATS if shape.operations >= _MANY_OPERATIONS else REPEATS
+    l2_nbytes = provider.capabilities.l2_nbytes
+    exact_us = torch_us = None
+    with opened(provider, shape, num_sets(shape.nbytes, l2_nbytes, repeats + WARM_UP), pool) as (
+        session,
+        bindings,
+    ):
+        elapsed = timed_replays(session, bindings, repeats)
+        if has_rivals and shape.operations <= MAX_EXACT_OPERATIONS:
+            exact_us = _exact_us(provider, session, bindings, shape)
+    if has_rivals and peers.has_torch():
+        torch_us = peers.torch_us(shape, l2_nbytes)
+    row = summarize(shape, elapsed, *ceilings.floor(shape))
+    return replace(row, torch_us=torch_us, exact_us=exact_us)
+
+
+def timed_replays(session: Session, bindings: Sequence[Binding], repeats: int) -> list[float]:
+    """Capture each binding, replay them in turn, and return each replay's microseconds.
+
+    Each graph is replayed once before, as the first launch of one costs more. Then the device is
+    kept busy, so that it never waits for the host; that also pushes the inputs out of the caches.
+    """
+    session.run(bindings[0])
+    graphs = [session.capture(binding) for binding in bindings]
+    backend = session.provider_session
+    assert isinstance(backend, CudaProviderSession)
+    stream = backend.stream
+    with ExitStack() as stack:
         busy = backend.allocate(BUSY_NBYTES, role=Role.WORKSPACE, holder="a head start")
-        events = [Event(stream.device, is_timed=True) for _ in range(repeats + WARM_UP + 1)]
-        with stream.device.current():
-            for index in range(8):
-                fill_bytes(busy.pointer, index, BUSY_NBYTES, stream=stream)
-            for event, graph in zip(events, cycle(graphs), strict=False):
-                event.record(stream)
-                graph.replay()
-            events[-1].synchronize()
-            elapsed = [last.elapsed_us(first) for first, last in pairwise(events)]
-        for resource in (*events, busy):
-            resource.close()
-    return summarize(shape, elapsed[WARM_UP:], *ceilings.floor(shape))
+        stack.callback(busy.close)
+        events = [
+            stack.enter_context(closing(Event(stream.device, is_timed=True)))
+            for _ in range(WARM_UP + repeats + 1)
+        ]
+        for graph in graphs:
+            graph.replay()
+        for index in range(8):
+            fill_bytes(busy.pointer, index, BUSY_NBYTES, stream=stream)
+        for event, graph in zip(events[:-1], cycle(graphs), strict=False):
+            event.record(stream)
+            graph.replay()
+        events[-1].record(stream)
+        events[-1].synchronize()
+        elapsed = [last.elapsed_us(first) for first, last in pairwise(events)]
+    return elapsed[WARM_UP:]
+
+
+@contextmanager
+def straightforward(provider: CudaProvider) -> Iterator[None]:
+    """Let new sessions score every key exactly, with no filter before."""
+    name = "straightforward"
+    plugin = KernelPlugin(name, ((KEY, DsaIndexSelectFactory(has_filter=False)),))
+    provider.registry.register(plugin, replace=True)
+    try:
+        yield
+    finally:
+        provider.registry.unregister(name)
+
+
+def _exact_us(
+    provider: CudaProvider, session: Session, bindings: Sequence[Binding], shape: IndexSelectShape
+) -> float:
+    """Return the straightforward kernel's median over the inputs that are there."""
+    repeats = max(5, min(FEW_REPEATS, _EXACT_OPERATIONS_IN_ALL // shape.operations))
+    with ExitStack() as stack:
+        stack.enter_context(straightforward(provider))
+        other = stack.enter_context(Session(session.graph, [provider], MemoryGovernor()))
+        same = [
+            stack.enter_context(
+                other.bind(views={name: binding.view(name) for name in INPUT_NAMES})
+            )
+            for binding in bindings[: WARM_UP + repeats]
+        ]
+        return statistics.median(timed_replays(other, same, repeats))
 
 
 def measure_cpu(
@@ -154,6 +200,7 @@ def summarize(
     median = statistics.median(elapsed)
     return Measurement(
         shape.id,
+        shape.label,
         median,
         float(np.percentile(elapsed, 90)),
         len(elapsed),
@@ -165,24 +212,21 @@ def summarize(
     )
 
 
-def measure_ceilings(provider: CudaProvider) -> Ceilings:
-    """Copy a gibibyte on the device, bytes read and written counted; median of 9."""
-    backend = provider.open(MemoryGovernor())
-    source = backend.allocate(COPY_NBYTES, role=Role.WORKSPACE, holder="copy source")
-    target = backend.allocate(COPY_NBYTES, role=Role.WORKSPACE, holder="copy target")
-    stream = backend.stream
-    first, last = Event(stream.device, is_timed=True), Event(stream.device, is_timed=True)
-    elapsed = []
-    with stream.device.current():
-        fill_bytes(source.pointer, 0x3C, COPY_NBYTES, stream=stream)
-        for _ in range(9):
-            first.record(stream)
-            copy_on_device(target.pointer, source.pointer, COPY_NBYTES, stream=stream)
-            last.record(stream)
-            last.synchronize()
-            elapsed.append(last.elapsed_us(first))
-    for resource in (first, last, source, target, backend):
-        resource.close()
-    has = provider.capabilities
-    lanes = has.num_multiprocessors * has.lanes_per_multiprocessor
-    return Ceilings(2 * COPY_NBYTES / statistics.median(elapsed) * 1e6, lanes * has.clock_hz)
+def judged(rows: Sequence[Measurement], device: str) -> list[Measurement]:
+    """Return the rows with what they must reach; unchanged on a device that no goal is for."""
+    if GOALS_ARE_FOR not in device:
+        return list(rows)
+    goals = {shape.id: goal for shape, goal in GOALS.items()}
+    medians = {row.case: row.median_us for row in rows}
+    return [_judged(row, goals.get(row.case, Goal()), medians) for row in rows]
+
+
+def _judged(row: Measurement, goal: Goal, medians: dict[str, float]) -> Measurement:
+    must_us = goal.must_us
+    if goal.floor_ratio is not None:
+        must_us = goal.floor_ratio * row.floor_us
+    if goal.like is not None and goal.like in medians:
+        must_us = goal.like_ratio * medians[goal.like]
+    return replace(
+        row, must_us=must_us, aim_us=goal.aim_us, public_us=goal.public_us, public=goal.public
+    )

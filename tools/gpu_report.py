@@ -1,14 +1,14 @@
 """Gather the evidence of one GPU machine: `make gpu`. Needs a CUDA device and no network.
 
 Runs the tests marked gpu, the same tests under compute-sanitizer where it is installed, and the
-benchmarks; writes benchmarks/results/<device>.json. Logs go to gpu-logs/. A Python package that
-the machine lacks is taken from wheels/ when that folder is there.
+benchmarks; writes benchmarks/results/<device>.json and, beside it, the picture of time against
+keys. Logs go to gpu-logs/. A Python package that the machine lacks is taken from wheels/ when that
+folder is there.
 """
 
 import dataclasses
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -20,21 +20,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import host_cost
-from benchmarks.__main__ import as_table, cuda_rows
+from benchmarks import host_cost, peers
+from benchmarks.suite import RESULTS, WIDTH, file_name, measure_device
 from nxrt import CudaProvider
 from nxrt.runtime import driver
 from nxrt.runtime.compilation.compiler import Compiler
 from tools.sanitize import TOOLS, SanitizerResult, find_sanitizer, run_sanitizer
 from tools.source_digest import ROOT, source_digest
 
-RESULTS = ROOT / "benchmarks" / "results"
 LOGS = ROOT / "gpu-logs"
 
 
 def main() -> int:
     """Run everything; return 0 only where every test ran and passed and nothing was found."""
-    console = Console(width=120)
+    console = Console(width=WIDTH)
     status = driver.probe()
     if not status.is_available:
         console.print(f"nothing to report: {status.reason}; {status.remedy}")
@@ -46,20 +45,23 @@ def main() -> int:
         tests = run_tests(LOGS / "tests.xml")
         sanitizers = run_sanitizers(console)
         console.rule("benchmarks")
-        rows = cuda_rows(provider, console)
-        console.print(as_table(rows))
+        figures = measure_device(provider, console)
+        figures.print(console)
         host = host_cost.measure_host_cost(provider)
         console.print(host_cost.as_table(host))
         cold = host_cost.measure_cold_start()
         console.print(cold)
+        day = datetime.now(UTC).date()
+        picture = figures.write_picture(day)
         report = {
             "source_digest": source_digest(),
-            "date": datetime.now(UTC).date().isoformat(),
+            "date": day.isoformat(),
             **describe(provider),
             "tests": tests,
             "sanitizers": [dataclasses.asdict(result) for result in sanitizers],
             "sanitizer_errors": sum(result.num_errors for result in sanitizers),
-            "benchmarks": [dataclasses.asdict(row) for row in rows],
+            **figures.as_json(),
+            "picture": picture.name,
             "host_cost": [dataclasses.asdict(row) | {"is_met": row.is_met} for row in host],
             "cold_start": dataclasses.asdict(cold),
         }
@@ -116,6 +118,7 @@ def describe(provider: CudaProvider) -> dict[str, Any]:
         "memory_bytes": has.total_memory,
         "driver": driver.probe().version,
         "nvrtc": Compiler().version,
+        "torch": peers.torch_version(),
     }
 
 
@@ -133,11 +136,6 @@ def exit_code(tests: dict[str, int], sanitizers: list[SanitizerResult]) -> int:
     """Return 0 where all is well; a skip is not a pass."""
     is_well = tests["passed"] > 0 and tests["failed"] == tests["skipped"] == 0
     return 0 if is_well and all(result.is_clean for result in sanitizers) else 1
-
-
-def file_name(device: str) -> str:
-    """Return a device's name as a file name: "NVIDIA H200" becomes "nvidia-h200"."""
-    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 if __name__ == "__main__":

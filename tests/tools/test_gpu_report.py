@@ -68,7 +68,3 @@ def test_a_racechecks_hazards_are_counted() -> None:
 
 def test_a_sanitizer_that_said_nothing_is_not_clean() -> None:
     assert not parse("memcheck", "3 passed in 1s", 0).is_clean
-
-
-def test_file_names_are_plain() -> None:
-    assert gpu_report.file_name("NVIDIA H200") == "nvidia-h200"
