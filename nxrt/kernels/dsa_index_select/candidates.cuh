@@ -11,7 +11,9 @@ constexpr u32 THREADS = WARPS * WARP_SIZE;
 constexpr u32 DIGIT_BITS = 11;
 constexpr u32 NUM_BINS = 1u << DIGIT_BITS;
 constexpr u32 FIRST_SHIFT = 64 - DIGIT_BITS;
-constexpr u32 IS_EXACT = 1u << 31;         // of a place, whose other bits are the position
+constexpr u32 IS_EXACT = 1u << 31;         // of a place, whose lower bits are the position
+constexpr u32 IS_WIDE = 1u << 30;          // likewise
+constexpr float WIDE = 8.0f;               // times the radius of others
 constexpr float UNIT = 0x1p-24f;           // the largest relative error of one rounding
 
 __device__ __forceinline__ u64 ranked(u32 key, u32 position) {
@@ -26,19 +28,25 @@ __device__ __forceinline__ float radius_at(float value, float radius) {
 }
 
 // In shared memory, in no order. The value is the score where the place says so, NaN where nothing
-// is known, and elsewhere an approximation.
+// is known, and elsewhere an approximation; its radius is wider where the place says so.
 struct Candidates {
     u32* places;
     float* values;
     float radius;
 
-    __device__ __forceinline__ u32 position(u32 i) const { return places[i] & ~IS_EXACT; }
+    __device__ __forceinline__ u32 position(u32 i) const {
+        return places[i] & ~(IS_EXACT | IS_WIDE);
+    }
+
+    __device__ __forceinline__ float radius_of(u32 i) const {
+        return radius_at(values[i], places[i] & IS_WIDE ? WIDE * radius : radius);
+    }
 
     __device__ __forceinline__ u64 low(u32 i) const {
         const float value = values[i];
         if (places[i] & IS_EXACT) return ranked(total_order_key(value), position(i));
         if (value != value) return ranked(0, position(i));
-        const float lowest = __fadd_rd(value, -radius_at(value, radius));
+        const float lowest = __fadd_rd(value, -radius_of(i));
         return ranked(total_order_key(lowest), position(i));
     }
 
@@ -46,7 +54,7 @@ struct Candidates {
         const float value = values[i];
         if (places[i] & IS_EXACT) return ranked(total_order_key(value), position(i));
         if (value != value) return ranked(0xffffffffu, position(i));
-        const float highest = __fadd_ru(value, radius_at(value, radius));
+        const float highest = __fadd_ru(value, radius_of(i));
         return ranked(total_order_key(highest), position(i));
     }
 };
@@ -61,7 +69,7 @@ struct SelectState {
     u32 num_above;
     u32 count;             // of the candidates
     u32 num_kept;
-    u32 num_wild;          // of which nothing is known
+    u32 num_wild;          // of which too little is known to be in a bin
     u32 num_certain;
     u32 num_doubts;
     u32 num_before;

@@ -8,7 +8,7 @@
 // keys, exact scores do.
 //
 // query [B,S,H,D], key [B,T,D], weights [B,S,H] of type NXRT_DTYPE, D = NXRT_DEPTH; bias [B,1,S,T]
-// f32; selected [B,1,S,K] i64. T < 2^31. With several blocks a row all blocks must be resident at
+// f32; selected [B,1,S,K] i64. T < 2^30. With several blocks a row all blocks must be resident at
 // once, and `control` has zeros before its first launch and is the kernel's from then on.
 
 #include "settle.cuh"

@@ -6,7 +6,8 @@
 // What is the same for all keys of a row.
 struct Filter {
     ValueBins bins;
-    float norm_limit;  // keys beyond it are wild: nothing is known of them
+    float norm_limit;  // keys up to it have the radius
+    float wide_limit;  // keys up to it a wider one, and beyond it nothing is known
 };
 
 __device__ __forceinline__ bool has_room(const Shared& shared, const Problem& problem) {
@@ -128,7 +129,7 @@ __device__ __forceinline__ Ahead start(const Shared& shared, const Problem& prob
     return ahead;
 }
 
-// Append what each lane keeps. A value that is NaN is not in a bin.
+// Append what each lane keeps. What is wide or unknown is not in a bin.
 __device__ __forceinline__ void append(const Shared& shared, const Filter& filter, bool is_kept,
                                        u32 place, float value) {
     SelectState& state = *shared.state;
@@ -136,7 +137,7 @@ __device__ __forceinline__ void append(const Shared& shared, const Filter& filte
     if (!is_kept) return;
     shared.candidates.places[index] = place;
     shared.candidates.values[index] = value;
-    if (value == value) {
+    if (value == value && !(place & IS_WIDE)) {
         atomicAdd(&state.bins[filter.bins.bin_of(value)], 1u);
     } else {
         atomicAdd(&state.num_wild, 1u);
@@ -151,14 +152,16 @@ __device__ __forceinline__ void filter_keys(const Shared& shared, const Filter& 
     const u64 threshold = *static_cast<volatile u64*>(&shared.state->threshold);
     float value = __fadd_rn(total, bias);
     // A sum that overflows says nothing, unless the bias is infinite itself.
-    const bool is_tame = norm <= filter.norm_limit && fabsf(value) <= fmaxf(fabsf(bias), 0x1p127f);
-    value = is_tame ? value : __uint_as_float(CANONICAL_NAN);
-    const float highest = __fadd_ru(value, radius_at(value, shared.candidates.radius));
-    const bool is_high = !is_tame || ranked(total_order_key(highest), position) >= threshold;
+    const bool is_known = norm <= filter.wide_limit && fabsf(value) <= fmaxf(fabsf(bias), 0x1p127f);
+    const bool is_wide = norm > filter.norm_limit;
+    value = is_known ? value : __uint_as_float(CANONICAL_NAN);
+    const float radius = shared.candidates.radius;
+    const float highest = __fadd_ru(value, radius_at(value, is_wide ? WIDE * radius : radius));
+    const bool is_high = !is_known || ranked(total_order_key(highest), position) >= threshold;
     const bool is_kept = bias > MASK_THRESHOLD && is_high;
-    u32 place = position;
+    u32 place = is_wide ? position | IS_WIDE : position;
     if (__any_sync(FULL_WARP, is_kept && total == 0.0f)) {
-        if (is_certainly_zero(shared.row, tile, norm) && is_tame) place |= IS_EXACT;
+        if (is_certainly_zero(shared.row, tile, norm) && is_known) place = position | IS_EXACT;
     }
     append(shared, filter, is_kept, place, value);
 }
@@ -168,10 +171,10 @@ __device__ __forceinline__ Filter filter_of(Shared& shared) {
     QueryRow& row = shared.row;
     row.radius = radius_from(row, *shared.norms);
     const Quartiles quartiles = *shared.quartiles;
-    const float limit = fminf(quartiles.norm_limit, row.radius.norm_limit);
+    const float limit = fminf(quartiles.norm_limit, row.radius.norm_limit / WIDE);
     // Where no key is filtered the radius may be anything, and serves nothing.
     shared.candidates.radius = limit >= 0.0f ? radius_of_total(row.radius, limit) : 0.0f;
-    return {bins_of(quartiles), limit};
+    return {bins_of(quartiles), limit, WIDE * limit};
 }
 
 // Keep what may be chosen of a tile's keys, and start to copy those of a later one.

@@ -97,7 +97,7 @@ def serves(shape: Shape, dtype: DType, limits: FilterLimits) -> bool:
     """Say whether the certified filter can take a shape with at least one row and one key."""
     if dtype not in DTYPES or shape.D not in DEPTHS or shape.H % _HEAD_STEP or shape.H == 0:
         return False
-    if shape.T >= 2**31 or shape.num_cells == 0:
+    if shape.T >= 2**30 or shape.num_cells == 0:
         return False
     most_blocks = min(_MAX_TEAM, limits.num_multiprocessors)
     if shape.T > most_blocks * _most_keys(shape, dtype):

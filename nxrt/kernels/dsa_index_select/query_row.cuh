@@ -260,14 +260,14 @@ __device__ __forceinline__ Radius radius_from(const QueryRow& row, const RowNorm
     return radius;
 }
 
-// Stage a key as floats for add_products; return whether its products with the query are exact, so
-// that adding one to a sum rounds as adding its rounded value does. All lanes call.
-__device__ __forceinline__ bool stage_key(const Radius& radius, float* staged, const Stored* key) {
+// Stage a key, of which each lane has a chunk, as floats for add_products; return whether its products
+// with the query are exact, so that adding one to a sum rounds as adding its rounded value does. All
+// lanes call.
+__device__ __forceinline__ bool stage_key(const Radius& radius, float* staged, const uint4& chunk) {
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
     float largest = 0.0f;
     float smallest = LARGE;
     if (lane_idx < CHUNKS) {
-        const uint4 chunk = reinterpret_cast<const uint4*>(key)[lane_idx];
 #pragma unroll
         for (u32 e = 0; e < CHUNK; ++e) {
             const float value = value_of(chunk, e);
@@ -318,13 +318,18 @@ __device__ __forceinline__ float exact_scores(const QueryRow& row, const Stored*
     float* const terms = row.terms + warp_idx * EXACT_KEYS * WARP_SIZE;
     u32 own = position[0];
     bool is_fused = true;
+    uint4 chunks[COUNT];
 #pragma unroll
     for (u32 i = 0; i < COUNT; ++i) {
-        const Stored* source = key + static_cast<u64>(position[i]) * D;
-        is_fused &= stage_key(row.radius, staged + i * D, source);
+        const uint4* source = reinterpret_cast<const uint4*>(key + static_cast<u64>(position[i]) * D);
+        chunks[i] = source[lane_idx % CHUNKS];
         own = lane_idx == i ? position[i] : own;  // in registers
     }
     const float own_bias = lane_idx < count ? bias[own] : 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) {
+        is_fused &= stage_key(row.radius, staged + i * D, chunks[i]);
+    }
     __syncwarp();
     float total = 0.0f;
     for (u32 h_begin = 0; h_begin < row.H; h_begin += WARP_SIZE) {

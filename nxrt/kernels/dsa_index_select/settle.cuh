@@ -13,58 +13,60 @@ __device__ __forceinline__ u32 num_words_of(const Problem& problem) {
     return (problem.end - problem.begin + 31) / 32;
 }
 
-// Below this value an approximation is certainly not chosen: further from the cut than twice its
-// radius, which covers how the radius grows.
-__device__ __forceinline__ float certainly_out(const Candidates& all, const Cut& cut) {
-    const u32 key = static_cast<u32>(cut.low >> 32);
-    const float low = __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
-    const bool is_usable = !cut.is_all && fabsf(low) < LARGE;
-    return is_usable ? __fadd_rd(low, -2.0f * radius_at(low, all.radius)) : -infinity();
+__device__ __forceinline__ float value_of_key(u64 pair) {
+    const u32 key = static_cast<u32>(pair >> 32);
+    return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
 }
 
-// Sort out one candidate: mark it where it is certainly chosen, list it where it is in doubt, as far as
-// there is place. Return whether it is certain. All lanes call.
-__device__ __forceinline__ bool sort_out_one(const Shared& shared, const Problem& problem,
-                                             const Cut& cut, u32 i, bool is_there) {
+// Values that are certainly below or above a cut, at the first look: they are further from it than twice
+// the radius, which covers how the radius grows.
+struct Margins {
+    float out;
+    float in;
+};
+
+__device__ __forceinline__ Margins margins_of(const Candidates& all, const Cut& cut) {
+    const float low = value_of_key(cut.low);
+    const float high = value_of_key(cut.high);
+    if (cut.is_all || !(fabsf(low) < LARGE && fabsf(high) < LARGE)) return {-infinity(), infinity()};
+    return {__fadd_rd(low, -2.0f * radius_at(low, all.radius)),
+            __fadd_ru(high, 2.0f * radius_at(high, all.radius))};
+}
+
+// Sort out what the first look left open. Return whether it is certainly chosen.
+__device__ __forceinline__ bool sort_out_one(const Shared& shared, const Cut& cut, u32 i) {
     const Candidates& all = shared.candidates;
-    const bool is_in = is_there && (cut.is_all || all.high(i) >= cut.low);
-    const bool is_certain = is_in && (cut.is_all || all.low(i) > cut.high);
-    if (is_certain) mark(shared, problem, all.position(i));
-    const bool is_doubtful = is_in && !is_certain;
-    const u32 place = take_place(&shared.state->num_doubts, is_doubtful);
-    if (is_doubtful && place < MAX_DOUBTS) shared.doubts[place] = all.position(i);
-    return is_certain;
+    if (!cut.is_all && all.high(i) < cut.low) return false;
+    if (cut.is_all || all.low(i) > cut.high) return true;
+    const u32 place = atomicAdd(&shared.state->num_doubts, 1u);
+    if (place < MAX_DOUBTS) shared.doubts[place] = all.position(i);
+    return false;
 }
 
-// Mark what is certainly chosen and list what is in doubt. Ends with a barrier.
+// Mark what is certainly chosen, and list what is in doubt as far as there is place. Ends with a
+// barrier.
 __device__ __forceinline__ void sort_out(const Shared& shared, const Problem& problem,
                                          const Cut& cut) {
-    constexpr u32 AT_ONCE = 4;
     SelectState& state = *shared.state;
     const Candidates& all = shared.candidates;
-    const float out = certainly_out(all, cut);
+    const Margins margins = margins_of(all, cut);
     if (threadIdx.x == 0) state.num_certain = state.num_doubts = state.num_before = 0;
     for (u32 i = threadIdx.x; i < num_words_of(problem); i += THREADS) shared.chosen[i] = 0;
     __syncthreads();
     const u32 n = state.count;
     u32 num_certain = 0;
-    for (u32 begin = threadIdx.x; begin - threadIdx.x < n; begin += AT_ONCE * THREADS) {
-        bool is_there[AT_ONCE];
-#pragma unroll
-        for (u32 i = 0; i < AT_ONCE; ++i) {
-            const u32 index = begin + i * THREADS;
-            is_there[i] = index < n && !(all.values[index] < out);
-        }
-#pragma unroll 1
-        for (u32 i = 0; i < AT_ONCE; ++i) {
-            const bool is_it = i == 0 ? is_there[0] : i == 1 ? is_there[1] : i == 2 ? is_there[2] : is_there[3];
-            if (!__any_sync(FULL_WARP, is_it)) continue;
-            num_certain += sort_out_one(shared, problem, cut, begin + i * THREADS, is_it);
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < n; i += THREADS) {
+        const float value = all.values[i];
+        const u32 place = all.places[i];
+        const bool is_wide = place & IS_WIDE;
+        if (value < margins.out && !is_wide) continue;
+        if ((value > margins.in && !is_wide) || sort_out_one(shared, cut, i)) {
+            mark(shared, problem, place & ~(IS_EXACT | IS_WIDE));
+            ++num_certain;
         }
     }
-    for (u32 offset = WARP_SIZE / 2; offset > 0; offset >>= 1) {
-        num_certain += __shfl_xor_sync(FULL_WARP, num_certain, offset);
-    }
+    num_certain = __reduce_add_sync(FULL_WARP, num_certain);
     if (threadIdx.x % WARP_SIZE == 0 && num_certain != 0) {
         atomicAdd(&state.num_certain, num_certain);
     }

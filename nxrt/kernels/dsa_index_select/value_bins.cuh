@@ -88,7 +88,7 @@ __device__ __forceinline__ void find_quartiles(Quartiles& quartiles, float total
     quartiles.lower = of_rank(value, value_rank, count / 4);
     quartiles.middle = of_rank(value, value_rank, count / 2);
     quartiles.upper = of_rank(value, value_rank, count - 1 - count / 4);
-    quartiles.norm_limit = fmaxf(upper + 6.0f * (upper - middle), 1.125f * upper);
+    quartiles.norm_limit = fmaxf(upper + 4.0f * (upper - middle), 1.25f * upper);
     if (count == 0) quartiles = {0.0f, 0.0f, 0.0f, -1.0f};
 }
 
