@@ -16,6 +16,7 @@ struct Problem {
     u32 end;
     u32 top_k;
     u32 capacity;
+    u32 warp_idx;  // the same register for all lanes, as the compiler can see
 };
 
 struct Quartiles {
@@ -35,7 +36,7 @@ struct Shared {
     QueryRow row;
     Candidates candidates;
     uint4* sample;  // [KEYS][CHUNKS], where candidates come later
-    uint4* stages;  // [NUM_STAGES][WARPS][WARP_CHUNKS]
+    uint4* stages;  // [WARPS][NUM_STAGES][WARP_CHUNKS]
     // In place of the stages, once nothing is under way to them:
     u32* doubts;  // [MAX_DOUBTS], positions
     u64* ranks;   // [MAX_DOUBTS], of the row's doubts
@@ -50,8 +51,8 @@ __device__ __forceinline__ u8* take(u8*& next, u32 nbytes) {
 
 __device__ __forceinline__ void lay_out_over_stages(Shared& shared) {
     u8* next = reinterpret_cast<u8*>(shared.stages);
-    shared.row.staged = reinterpret_cast<float*>(take(next, WARPS * EXACT_KEYS * D * 4));
-    shared.row.terms = reinterpret_cast<float*>(take(next, WARPS * EXACT_KEYS * WARP_SIZE * 4));
+    shared.row.staged = reinterpret_cast<float*>(take(next, WARPS * MOST_EXACT_KEYS * D * 4));
+    shared.row.terms = reinterpret_cast<float*>(take(next, WARPS * MOST_EXACT_KEYS * WARP_SIZE * 4));
     shared.ranks = reinterpret_cast<u64*>(take(next, MAX_DOUBTS * 8));
     shared.doubts = reinterpret_cast<u32*>(take(next, MAX_DOUBTS * 4));
     shared.chosen = reinterpret_cast<u32*>(next);

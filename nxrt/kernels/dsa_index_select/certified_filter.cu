@@ -21,10 +21,11 @@ __device__ __forceinline__ void forget(const Shared& shared) {
     __syncthreads();
 }
 
-__device__ __forceinline__ void select_row(const Shared& shared, const Problem& problem,
-                                           const Filter& filter, Feed& feed, Ahead& ahead,
-                                           Team& team, i64* selected, Outcome* outcome) {
+__device__ __forceinline__ void select_row(Shared& shared, const Problem& problem, Feed& feed,
+                                           Ahead& ahead, Team& team, i64* selected,
+                                           Outcome* outcome) {
     Cut cut{};
+    Filter filter{};
     if (blockIdx.x == 0 && threadIdx.x == 0) outcome->is_exact = 0;
     bool must_be_exact = !collect(shared, problem, filter, feed, ahead);
     const bool is_cut = cut_by_bins(shared, problem, filter, team, must_be_exact, cut);
@@ -55,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                             u64 capacity, float scale, float weights_scale) {
     Shared shared = lay_out(static_cast<u32>(H), static_cast<u32>(capacity), scale);
     init(shared);
+    const u32 warp_idx = __shfl_sync(FULL_WARP, threadIdx.x / WARP_SIZE, 0);
     Feed feed{0, 0};
     for (u64 index = blockIdx.y; index < num_rows; index += gridDim.y) {
         Problem problem;
@@ -66,17 +68,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         problem.end = static_cast<u32>(begin + keys_per_block < T ? begin + keys_per_block : T);
         problem.top_k = static_cast<u32>(top_k);
         problem.capacity = static_cast<u32>(capacity);
+        problem.warp_idx = warp_idx;
         const Stored* const own_weights = weights + index * H;
         Team team = team_of(control + index);
         Ahead ahead = start(shared, problem, feed, query + index * H * D, own_weights);
         forget(shared);
         wait_for_copies<0>();
         finish_query(shared.row, own_weights, ahead.weight, weights_scale);
-        look_ahead(shared, ahead);
-        const Filter filter = filter_of(shared);
-        select_row(shared, problem, filter, feed, ahead, team, selected + index * top_k,
-                   outcomes + index);
-        order_copies();  // the next row's come where this one's scratch is
-        __syncthreads();
+        select_row(shared, problem, feed, ahead, team, selected + index * top_k, outcomes + index);
+        if (index + gridDim.y < num_rows) {
+            order_copies();  // the next row's come where this one's scratch is
+            __syncthreads();
+        }
     }
 }

@@ -11,6 +11,13 @@ struct Cut {
     bool is_all;
 };
 
+// Where few of the keys are chosen, the lower bins need not be told: a cut among them would not be
+// found, and be looked for otherwise.
+__device__ __forceinline__ u32 first_bin_to_tell(const Problem& problem) {
+    static_assert(BINS_BELOW % THREADS == 0, "what tell_bins begins with");
+    return problem.top_k < problem.T / 8 ? BINS_BELOW : 0;
+}
+
 // Cut by bins of the values; return whether it is known where. It is not where a block could not
 // collect, nor where too little is known of too many. `must_be_exact` says that of the first.
 __device__ __forceinline__ bool cut_by_bins(const Shared& shared, const Problem& problem,
@@ -18,22 +25,25 @@ __device__ __forceinline__ bool cut_by_bins(const Shared& shared, const Problem&
                                             Cut& cut) {
     SelectState& state = *shared.state;
     u32 num_wild = state.num_wild;
+    u32 count = state.count;
     if (!team.is_alone()) {
         if (threadIdx.x == 0) {
             if (must_be_exact) atomicOr(&team.slot().must_be_exact, 1u);
             if (num_wild != 0) atomicAdd(&team.slot().num_wild, num_wild);
+            atomicAdd(&team.slot().count, count);
         }
-        tell_bins(team, state.bins);
+        tell_bins(team, state.bins, first_bin_to_tell(problem));
         const Slot& told = meet(team);
         must_be_exact = __ldcg(&told.must_be_exact) != 0;
         num_wild = __ldcg(&told.num_wild);
+        count = __ldcg(&told.count);
         read_bins(told, state.bins);
     }
     if (must_be_exact) return false;
-    const u32 num_tame = choose_bin(state, state.bins, problem.top_k);
-    cut.is_all = num_tame + num_wild <= problem.top_k;
+    cut.is_all = count <= problem.top_k;
     if (cut.is_all) return true;
-    if (num_tame < problem.top_k || num_wild >= problem.top_k) return false;
+    const u32 num_told = choose_bin(state, state.bins, problem.top_k);
+    if (num_told < problem.top_k || num_wild >= problem.top_k) return false;
     const float radius = shared.candidates.radius;
     const float bottom = filter.bins.bottom_of(state.digit);
     const float lowest = __fadd_rd(bottom, -radius_at(bottom, radius));
@@ -64,7 +74,7 @@ __device__ __forceinline__ bool kth_of_row(const Shared& shared, const Problem& 
         }
         __syncthreads();
         if (!team.is_alone()) {
-            tell_bins(team, state.digits);
+            tell_bins(team, state.digits, 0);
             read_bins(meet(team), state.digits);
         }
         const u32 total = choose_bin(state, state.digits, wanted);

@@ -20,7 +20,7 @@ OUTCOME_NBYTES = 8
 _NUM_WARPS = 8
 _WARP_SIZE = 32
 _NUM_STAGES = 2
-_EXACT_KEYS = 4
+_EXACT_KEYS = 8
 _HEAD_TILE = 16
 _HEAD_STEP = 8
 _NUM_BINS = 2048
@@ -77,7 +77,8 @@ class FilterLayout:
         num_groups = -(-shape.T // keys)
         wanted = max(1, limits.num_multiprocessors // shape.num_rows)
         wanted = max(wanted, -(-shape.T // _most_keys(shape, dtype)))
-        most = min(-(-shape.T // tile), _MAX_TEAM, limits.num_multiprocessors)
+        # A block has a warp's keys less at first, as that has the sample.
+        most = min(-(-shape.T // (tile - keys)), _MAX_TEAM, limits.num_multiprocessors)
         keys_per_block = -(-num_groups // min(wanted, most)) * keys
         blocks_per_row = -(-shape.T // keys_per_block)
         capacity = _capacity(shape, dtype, limits)

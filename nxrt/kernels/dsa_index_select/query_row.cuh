@@ -36,7 +36,8 @@ constexpr u32 HEAD_TILE = 16;
 constexpr u32 STEPS = D / 16;         // of the depth, by one matrix instruction each
 constexpr u32 PARTS = IS_SPLIT ? 2 : 1;     // of a value
 constexpr u32 PRODUCTS = IS_SPLIT ? 3 : 1;  // of parts
-constexpr u32 EXACT_KEYS = 4;         // the most keys that a warp scores exactly at once
+constexpr u32 EXACT_KEYS = 4;         // keys that a warp scores exactly at once
+constexpr u32 MOST_EXACT_KEYS = 8;    // the same where many are waiting
 constexpr float TINY = 0x1p-126f;     // the largest error of one flushed or subnormal result
 constexpr float LARGE = 0x1p100f;     // no partial sum of a key that is filtered gets so large
 // What a matrix instruction adds to a dot, in units of the sum of its absolute products.
@@ -63,8 +64,8 @@ struct QueryRow {
     uint4* fragments;  // [PARTS][H16 / HEAD_TILE][STEPS][WARP_SIZE], for the matrix instruction
     float* weights;  // [H16], w * weights_scale; zero from H on
     float* scaled_weights;  // [H16], the same times the scale
-    float* staged;   // [WARPS][EXACT_KEYS][D], keys that are scored exactly
-    float* terms;    // [WARPS][EXACT_KEYS][WARP_SIZE]
+    float* staged;   // [WARPS][MOST_EXACT_KEYS][D], keys that are scored exactly
+    float* terms;    // [WARPS][MOST_EXACT_KEYS][WARP_SIZE]
     u32 H;
     u32 H16;
     float scale;
@@ -314,8 +315,8 @@ __device__ __forceinline__ float exact_scores(const QueryRow& row, const Stored*
                                               u32 count) {
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
     const u32 warp_idx = threadIdx.x / WARP_SIZE;
-    float* const staged = row.staged + warp_idx * EXACT_KEYS * D;
-    float* const terms = row.terms + warp_idx * EXACT_KEYS * WARP_SIZE;
+    float* const staged = row.staged + warp_idx * MOST_EXACT_KEYS * D;
+    float* const terms = row.terms + warp_idx * MOST_EXACT_KEYS * WARP_SIZE;
     u32 own = position[0];
     bool is_fused = true;
     uint4 chunks[COUNT];

@@ -159,7 +159,7 @@ __device__ __forceinline__ void multiply_heads(const QueryRow& row, const KeyTil
 __device__ __forceinline__ float total_of(const QueryRow& row, const KeyTile& tile) {
     const u32 g = threadIdx.x % WARP_SIZE / 4;
     float totals[2 * KEY_TILES] = {};  // key 8n + 2j + i at 2n + i
-#pragma unroll 1
+#pragma unroll 2
     for (u32 h = g; h < row.H16; h += HEAD_TILE) {
         float dots[KEY_TILES][4] = {};
         const float weights[2] = {row.scaled_weights[h], row.scaled_weights[h + 8]};

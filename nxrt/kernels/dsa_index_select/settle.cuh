@@ -47,6 +47,7 @@ __device__ __forceinline__ bool sort_out_one(const Shared& shared, const Cut& cu
 // barrier.
 __device__ __forceinline__ void sort_out(const Shared& shared, const Problem& problem,
                                          const Cut& cut) {
+    constexpr u32 AT_ONCE = 4;
     SelectState& state = *shared.state;
     const Candidates& all = shared.candidates;
     const Margins margins = margins_of(all, cut);
@@ -55,15 +56,25 @@ __device__ __forceinline__ void sort_out(const Shared& shared, const Problem& pr
     __syncthreads();
     const u32 n = state.count;
     u32 num_certain = 0;
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < n; i += THREADS) {
-        const float value = all.values[i];
-        const u32 place = all.places[i];
-        const bool is_wide = place & IS_WIDE;
-        if (value < margins.out && !is_wide) continue;
-        if ((value > margins.in && !is_wide) || sort_out_one(shared, cut, i)) {
-            mark(shared, problem, place & ~(IS_EXACT | IS_WIDE));
-            ++num_certain;
+    for (u32 begin = threadIdx.x; begin < n; begin += AT_ONCE * THREADS) {
+        float values[AT_ONCE];
+        u32 places[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            const u32 index = begin + i * THREADS;
+            values[i] = index < n ? all.values[index] : -infinity();
+            places[i] = index < n ? all.places[index] : 0;
+        }
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            const u32 index = begin + i * THREADS;
+            const bool is_sure = !(places[i] & IS_WIDE);
+            bool is_certain = is_sure && values[i] > margins.in;
+            if (index < n && !is_certain && !(is_sure && values[i] < margins.out)) {
+                is_certain = sort_out_one(shared, cut, index);
+            }
+            if (is_certain) mark(shared, problem, places[i] & ~(IS_EXACT | IS_WIDE));
+            num_certain += is_certain;
         }
     }
     num_certain = __reduce_add_sync(FULL_WARP, num_certain);
@@ -101,27 +112,6 @@ struct Tally {
     u32 num_before;
 };
 
-// Add up what blocks have told, by each warp for itself.
-__device__ __forceinline__ void add_up_certain(const Slot& told, Tally& tally) {
-    const u32 lane_idx = threadIdx.x % WARP_SIZE;
-    u32 all = 0;
-    u32 before = 0;
-#pragma unroll
-    for (u32 i = 0; i < MAX_TEAM / WARP_SIZE; ++i) {
-        const u32 block = i * WARP_SIZE + lane_idx;
-        const u32 count = block < gridDim.x ? __ldcg(&told.certain[block]) : 0;
-        all += count;
-        if (block < blockIdx.x) before += count;
-    }
-#pragma unroll
-    for (u32 offset = WARP_SIZE / 2; offset > 0; offset >>= 1) {
-        all += __shfl_xor_sync(FULL_WARP, all, offset);
-        before += __shfl_xor_sync(FULL_WARP, before, offset);
-    }
-    tally.num_certain = all;
-    tally.num_before = before;
-}
-
 // Tell the other blocks of this one's doubts, which are scored, and gather theirs. Ends with a barrier.
 __device__ __forceinline__ Tally exchange(const Shared& shared, Team& team) {
     SelectState& state = *shared.state;
@@ -135,13 +125,17 @@ __device__ __forceinline__ Tally exchange(const Shared& shared, Team& team) {
     const Slot& told = meet(team);
     Tally tally;
     // All at once, before it is known how many there are.
-    const u64 first = __ldcg(&told.ranks[threadIdx.x]);
-    const u64 second = __ldcg(&told.ranks[THREADS + threadIdx.x]);
+    const u64 rank = __ldcg(&told.ranks[threadIdx.x]);
+    const u32 certain = threadIdx.x < gridDim.x ? __ldcg(&told.certain[threadIdx.x]) : 0;
     tally.num_doubts = __ldcg(&told.num_doubts);
-    add_up_certain(told, tally);
-    shared.ranks[threadIdx.x] = first;
-    shared.ranks[THREADS + threadIdx.x] = second;
+    shared.ranks[threadIdx.x] = rank;
+    if (tally.num_doubts > THREADS) {
+        shared.ranks[THREADS + threadIdx.x] = __ldcg(&told.ranks[THREADS + threadIdx.x]);
+    }
+    const u32 before = block_exclusive_sum(certain, state.warp_sums, tally.num_certain);
+    if (threadIdx.x == blockIdx.x) state.doubts_place = before;
     __syncthreads();
+    tally.num_before = state.doubts_place;
     return tally;
 }
 
@@ -230,8 +224,10 @@ __device__ __forceinline__ bool settle(const Shared& shared, const Problem& prob
     }
     if (num_own <= WARPS) {
         score_doubts<1>(shared, problem);
-    } else if (num_own <= MAX_DOUBTS) {
+    } else if (num_own <= WARPS * EXACT_KEYS) {
         score_doubts<EXACT_KEYS>(shared, problem);
+    } else if (num_own <= MAX_DOUBTS) {
+        score_doubts<MOST_EXACT_KEYS>(shared, problem);
     }
     Tally tally{num_own, state.num_certain, 0};
     if (!team.is_alone()) tally = exchange(shared, team);

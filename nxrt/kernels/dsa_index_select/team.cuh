@@ -17,7 +17,7 @@ struct Slot {
     u32 must_be_exact;
     u32 num_wild;
     u32 num_doubts;
-    u32 cleared[1];         // up to here
+    u32 count;              // of candidates; up to here it is cleared
     u32 certain[MAX_TEAM];  // of each block
     u64 ranks[MAX_DOUBTS];
     u64 unused;  // so that bins are read in quads
@@ -68,9 +68,9 @@ __device__ __forceinline__ const Slot& meet(Team& team) {
     return told;
 }
 
-// Add up bins over the row's blocks, in place.
-__device__ __forceinline__ void tell_bins(const Team& team, const u32* bins) {
-    for (u32 bin = threadIdx.x; bin < NUM_BINS; bin += THREADS) {
+// Tell of bins from `first` on, a multiple of THREADS.
+__device__ __forceinline__ void tell_bins(const Team& team, const u32* bins, u32 first) {
+    for (u32 bin = first + threadIdx.x; bin < NUM_BINS; bin += THREADS) {
         if (bins[bin] != 0) atomicAdd(&team.slot().bins[bin], bins[bin]);
     }
 }

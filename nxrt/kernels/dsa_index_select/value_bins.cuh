@@ -37,19 +37,17 @@ struct ValueBins {
 };
 
 // Half of the sample are the row's first keys, and half are others as far apart as can be.
-__device__ __forceinline__ u32 sample_position(u32 T) {
-    const u32 i = threadIdx.x % KEYS;
+__device__ __forceinline__ u32 sample_position(u32 T, u32 i) {
     if (i < KEYS / 2) return i < T ? i : T - 1;
     return static_cast<u32>(static_cast<u64>(T) * (i - KEYS / 2) / (KEYS / 2));
 }
 
-// Start to copy the sample. One warp calls; each lane waits for its own copies.
+// Start to copy the sample; each thread waits for its own copies.
 __device__ __forceinline__ void start_sample(const Shared& shared, const Problem& problem) {
-    const u32 position = sample_position(problem.T);
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < WARP_CHUNKS; i += WARP_SIZE) {
-        const u64 of_key = __shfl_sync(FULL_WARP, position, i / CHUNKS);
-        const uint4* source = reinterpret_cast<const uint4*>(problem.key + of_key * D);
+#pragma unroll
+    for (u32 i = threadIdx.x; i < WARP_CHUNKS; i += THREADS) {
+        const u64 position = sample_position(problem.T, i / CHUNKS);
+        const uint4* source = reinterpret_cast<const uint4*>(problem.key + position * D);
         copy_chunk(shared.sample + i, source + i % CHUNKS);
     }
 }

@@ -62,6 +62,13 @@ __device__ __forceinline__ void expect_bytes(u64* barrier, u32 nbytes) {
                  : "memory");
 }
 
+// True for one lane of a warp, which is together.
+__device__ __forceinline__ bool elect_lane() {
+    u32 is_it;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is_it));
+    return is_it != 0;
+}
+
 __device__ __forceinline__ void copy_bulk(void* target, const void* source, u32 nbytes,
                                           u64* barrier) {
     asm volatile(
@@ -89,6 +96,7 @@ __device__ __forceinline__ void init_arrivals(u64*) { __trap(); }
 __device__ __forceinline__ void publish_arrivals() {}
 __device__ __forceinline__ void order_copies() {}
 __device__ __forceinline__ void expect_bytes(u64*, u32) {}
+__device__ __forceinline__ bool elect_lane() { return false; }
 __device__ __forceinline__ void copy_bulk(void*, const void*, u32, u64*) {}
 __device__ __forceinline__ void wait_for_bytes(u64*, u32) {}
 #endif

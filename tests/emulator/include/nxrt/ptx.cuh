@@ -96,6 +96,7 @@ inline void init_arrivals(u64 *barrier) {
     *barrier = reinterpret_cast<u64>(&all.back());
 }
 inline void publish_arrivals() {}
+inline bool elect_lane() { return emulated::lane_idx() == 0; }
 inline void order_copies() {}
 inline void expect_bytes(u64 *barrier, u32 nbytes) {
     EmulatedArrivals &arrivals = emulated_arrivals(barrier);
