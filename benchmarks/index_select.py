@@ -110,8 +110,9 @@ def measure_cuda(
 def timed_replays(session: Session, bindings: Sequence[Binding], repeats: int) -> list[float]:
     """Capture each binding, replay them in turn, and return microseconds a replay.
 
-    One event stands between every few replays, so that what it costs is shared by them. Each graph is replayed once before, as the first launch of one costs more. Then the device is
-    kept busy, so that it never waits for the host; that also pushes the inputs out of the caches.
+    One event stands between every few replays, so that what it costs is shared by them. Each graph
+    is replayed once before, as the first launch of one costs more. Then the device is kept busy,
+    so that it never waits for the host; that also pushes the inputs out of the caches.
     """
     session.run(bindings[0])
     graphs = [session.capture(binding) for binding in bindings]

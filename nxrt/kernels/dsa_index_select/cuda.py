@@ -45,6 +45,9 @@ from nxrt.runtime.stream import Stream
 from nxrt.runtime.workspace import Workspace
 from nxrt.tensor import DType, TensorSpec, TensorView
 
+VECTOR_NBYTES = 16
+"""What the filters load at once."""
+
 
 @dataclass(frozen=True)
 class LaunchStats:
@@ -126,6 +129,7 @@ class DsaIndexSelect(Kernel[Stream]):
         self._num_launches: Counter[str] = Counter()
         self._last_grids: dict[str, int] = {}
         self._last: _Prepared | None = None
+        self._last_stream: Stream | None = None
         limit = min(options.grid_limit, context.device.capabilities.max_grid_x)
         has_filter = options.has_filter and dtype in DTYPES and depth in DEPTHS
         with ExitStack() as undo:
@@ -185,11 +189,28 @@ class DsaIndexSelect(Kernel[Stream]):
                     last = self._prepared(checked, block, control)
                 self._launch(last, stream)
             self._last = last
+            self._last_stream = stream
+
+    def outcomes(self) -> list[tuple[int, bool]]:
+        """Return for each row of the last execution how many keys were scored exactly, and whether
+        its bounds left so much in doubt that all had to be.
+
+        The execution's stream must have been synchronised. Empty before the first one.
+
+        Raises:
+            DriverError: the device's memory cannot be read.
+        """
+        with self._lock:
+            last, stream = self._last, self._last_stream
+            if last is None or stream is None:
+                return []
+            checked = last.checked
+            return checked.route.outcomes(checked.shape, last.block.pointer, stream=stream)
 
     def forget(self) -> None:
         """Drop the tensors of the last execution."""
         with self._lock:
-            self._last = None
+            self._last = self._last_stream = None
 
     def _checked(
         self, inputs: Sequence[TensorView | None], outputs: Sequence[TensorView]
@@ -197,7 +218,9 @@ class DsaIndexSelect(Kernel[Stream]):
         shape, views = check_execution(self._attributes, inputs, outputs, must_be_contiguous=True)
         self._check_compiled(views[0].dtype)
         self._check_device((*views, *outputs))
-        route = self._route(shape)
+        # Vectors are loaded whole: what does not begin at a multiple of one is summed key by key.
+        is_aligned = all(view.pointer % VECTOR_NBYTES == 0 for view in views[:2])
+        route = self._route(shape) if is_aligned else self._exact
         return _Checked(inputs, outputs, views, shape, route, route.workspace_nbytes(shape))
 
     def _route(self, shape: Shape) -> Route:

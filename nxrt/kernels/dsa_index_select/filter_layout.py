@@ -101,10 +101,10 @@ def serves(shape: Shape, dtype: DType, limits: FilterLimits) -> bool:
     if shape.T >= 2**30 or shape.num_cells == 0:
         return False
     most_blocks = min(_MAX_TEAM, limits.num_multiprocessors)
-    if shape.T > most_blocks * _most_keys(shape, dtype):
+    if most_blocks * _most_keys(shape, dtype) < shape.T:
         return False
-    # What may be chosen of the row, a tile to come, and room for the doubtful; and the sample, which
-    # lies there before.
+    # What may be chosen of the row, a tile to come, and room for the doubtful; and the sample,
+    # which lies there before.
     needed = shape.K + max(shape.K // 8, MAX_DOUBTS) + 2 * _tile(dtype)
     scratch = _stages_nbytes(shape, dtype) // _NUM_STAGES // _NUM_WARPS // _CANDIDATE_NBYTES
     return _capacity(shape, dtype, limits) >= max(needed, scratch)

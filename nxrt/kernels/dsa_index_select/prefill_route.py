@@ -11,6 +11,7 @@ from pathlib import Path
 from nxrt.kernels.api import CompileUnit, GraphResource
 from nxrt.kernels.dsa_index_select.filter_layout import DEPTHS, HALF_DTYPES, FilterLimits
 from nxrt.kernels.dsa_index_select.prefill.prefill_layout import (
+    RECORD_FIELDS,
     RECORD_WORDS,
     ROWS_OF_HEADS,
     SETTLE_WARPS,
@@ -20,7 +21,14 @@ from nxrt.kernels.dsa_index_select.prefill.prefill_layout import (
     plan_prefill,
     plan_warpgroups,
 )
-from nxrt.kernels.dsa_index_select.routes import DTYPE_STRUCTS, FLAGS, FOLDER, RouteLaunch, aligned
+from nxrt.kernels.dsa_index_select.routes import (
+    DTYPE_STRUCTS,
+    FLAGS,
+    FOLDER,
+    RouteLaunch,
+    aligned,
+    read_words,
+)
 from nxrt.kernels.dsa_index_select.spec import Attributes, Shape
 from nxrt.runtime.device import Capabilities
 from nxrt.runtime.graph_memory import GraphAllocation
@@ -259,6 +267,14 @@ class PrefillRoute:
     def graph_resources(self) -> Sequence[GraphResource]:
         """Return nothing: all it uses is the workspace."""
         return ()
+
+    def outcomes(self, shape: Shape, workspace: int, *, stream: Stream) -> list[tuple[int, bool]]:
+        """Return what the kernels have noted; see the protocol."""
+        norms, _ = records_segment(shape)
+        words = read_words(workspace + norms, RECORD_WORDS * shape.num_rows, stream=stream)
+        scored, exact = map(RECORD_FIELDS.index, ("num_scored", "is_exact"))
+        rows = words.reshape(-1, RECORD_WORDS)
+        return [(int(row[scored]), bool(row[exact])) for row in rows]
 
     def close(self) -> None:
         """Unload the code."""

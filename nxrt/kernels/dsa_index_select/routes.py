@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nxrt.kernels.api import CompileUnit, GraphResource
 from nxrt.kernels.dsa_index_select.filter_layout import (
     DEPTHS,
@@ -20,7 +23,7 @@ from nxrt.kernels.dsa_index_select.filter_layout import (
     serves,
 )
 from nxrt.kernels.dsa_index_select.spec import Attributes, Shape
-from nxrt.runtime.device_memory import fill_bytes
+from nxrt.runtime.device_memory import copy_to_host, fill_bytes
 from nxrt.runtime.graph_memory import GraphAllocation
 from nxrt.runtime.kernel_context import KernelContext
 from nxrt.runtime.module import BoundLaunch, KernelArguments, LaunchConfig
@@ -124,8 +127,25 @@ class Route(Protocol):
     def graph_resources(self) -> Sequence[GraphResource]:
         """Return memory of the route's own that recordings bake in."""
 
+    def outcomes(self, shape: Shape, workspace: int, *, stream: Stream) -> list[tuple[int, bool]]:
+        """Return how many keys of each row were scored exactly, and whether all had to be.
+
+        Args:
+            shape: of the last run, whose stream was synchronised.
+            workspace: the address that it was prepared with.
+            stream: to copy on.
+        """
+
     def close(self) -> None:
         """Unload the code and give up memory; may be repeated."""
+
+
+def read_words(pointer: int, count: int, *, stream: Stream) -> NDArray[np.uint32]:
+    """Return u32 of device memory, read on a stream and waited for."""
+    words = np.empty(count, np.uint32)
+    copy_to_host(words, pointer, stream=stream)
+    stream.synchronize()
+    return words
 
 
 class ExactRoute:
@@ -206,6 +226,16 @@ class ExactRoute:
         """Return nothing: all it uses is the workspace."""
         return ()
 
+    def outcomes(
+        self,
+        shape: Shape,
+        workspace: int,  # noqa: ARG002
+        *,
+        stream: Stream,  # noqa: ARG002
+    ) -> list[tuple[int, bool]]:
+        """Say of each row that all its keys were scored, allowed or not."""
+        return [(shape.T, True)] * shape.num_rows
+
     def close(self) -> None:
         """Unload the code."""
         self._module.close()
@@ -238,6 +268,7 @@ class FilterRoute:
         has = context.device.capabilities
         whole = FilterLimits(has.num_multiprocessors, has.max_shared_nbytes)
         self._limits = limits or whole
+        self._has_bulk_copies = has.compute_capability >= (9, 0)
         unit = filter_unit(dtype, depth)
         with ExitStack() as undo:
             self._module = context.load(unit.path, defines=unit.defines, flags=unit.flags)
@@ -250,8 +281,8 @@ class FilterRoute:
         self._cleared: GraphAllocation | None = None
 
     def serves(self, shape: Shape) -> bool:
-        """Say whether a shape can take this route."""
-        return serves(shape, self._dtype, self._limits)
+        """Say whether a shape can take this route: from 9.0 on there are bulk copies."""
+        return self._has_bulk_copies and serves(shape, self._dtype, self._limits)
 
     def layout(self, shape: Shape) -> FilterLayout:
         """Return how a shape is split over this device."""
@@ -307,6 +338,11 @@ class FilterRoute:
         """Return the control words of recordings."""
         block = self._control.graph_block
         return () if block is None else (block,)
+
+    def outcomes(self, shape: Shape, workspace: int, *, stream: Stream) -> list[tuple[int, bool]]:
+        """Return what the kernel has noted; see the protocol."""
+        words = read_words(workspace, 2 * shape.num_rows, stream=stream).reshape(-1, 2)
+        return [(int(scored), bool(exact)) for scored, exact in words]
 
     def close(self) -> None:
         """Give up the control words and unload the code."""
