@@ -1,34 +1,46 @@
-// The bounds of a row's scores and what they were made of, for comparing with the truth. One block.
+// What the certified filter knows of a row's keys, for comparing with the truth. One block.
 
 #include "block_memory.cuh"
 
-// totals, widths: of the scores without bias. dots, dot_widths: of the largest dot of each key.
-// keys: lower and upper order keys [T, 2] of the scores with bias.
+// totals, widths: of the scores without bias. is_zero: whether a score is known to be 0 but for the
+// bias. keys: lower and upper order keys [T, 2] of the scores with bias.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bounds_probe(const Stored* query, const Stored* key, const Stored* weights, const float* bias,
-                 float* totals, float* widths, float* dots, float* dot_widths, u32* keys, u64 T,
-                 u64 H, float scale, float weights_scale) {
-    Shared shared = lay_out(static_cast<u32>(H), 16, scale);
-    load_query(shared.row, query, weights, weights_scale);
+                 float* totals, float* widths, u32* is_zero, u32* keys, u64 T, u64 H, float scale,
+                 float weights_scale) {
+    Shared shared = lay_out(static_cast<u32>(H), 1024, scale);
+    const u32 warp_idx = threadIdx.x / WARP_SIZE;
+    const u32 lane_idx = threadIdx.x % WARP_SIZE;
+    start_query(shared.row, query);
+    commit_copies();
+    wait_for_copies<0>();
+    finish_query(shared.row, weights, weights[threadIdx.x < H ? threadIdx.x : 0], weights_scale);
+    if (warp_idx == 1) weigh_heads(shared.row, *shared.norms);
+    if (warp_idx == 2) measure_heads(shared.row, *shared.norms);
     __syncthreads();
-    const Radius radius = radius_of(shared.row);
-    const u32 last = static_cast<u32>(T) - 1;
-    for (u32 begin = threadIdx.x / WARP_SIZE * WARP_SIZE; begin < T; begin += TILE) {
-        copy_keys(shared.stages, key, begin, last);
-        commit_copies();
-        wait_for_copies<0>();
+    shared.row.radius = radius_from(shared.row, *shared.norms);
+    uint4* const stage = shared.stages + warp_idx * WARP_CHUNKS;
+    for (u32 begin = warp_idx * KEYS; begin < T; begin += TILE) {
+        for (u32 i = lane_idx; i < WARP_CHUNKS; i += WARP_SIZE) {
+            const u64 position = begin + i / CHUNKS < T ? begin + i / CHUNKS : T - 1;
+            stage[i] = reinterpret_cast<const uint4*>(key + position * D)[i % CHUNKS];
+        }
+        __syncwarp();
         KeyTile tile;
-        load_keys(tile, shared.stages);
+        load_keys(tile, stage);
+        __syncwarp();
         const float norm = norm_of_key(tile);
-        const Approximation found = approximate(shared.row, tile);
-        const u32 t = begin + threadIdx.x % WARP_SIZE;
-        if (t > last) continue;
-        const Bounds bounds = bounds_of(radius, found, norm, bias[t]);
-        totals[t] = found.total;
-        widths[t] = __fmaf_ru(radius.per_norm, norm, radius.floor);
-        dots[t] = found.largest_dot;
-        dot_widths[t] = __fmaf_ru(radius.dot_per_norm, norm, radius.dot_floor);
-        keys[2 * t] = bounds.lower;
-        keys[2 * t + 1] = bounds.upper;
+        const float total = total_of(shared.row, tile);
+        const bool is_known_zero = is_certainly_zero(shared.row, tile, norm);
+        const u32 t = begin + lane_idx;
+        if (lane_idx >= KEYS || t >= T) continue;
+        const float width = radius_of_total(shared.row.radius, norm);
+        const float value = __fadd_rn(total, bias[t]);
+        const float radius = radius_at(value, width);
+        totals[t] = total;
+        widths[t] = width;
+        is_zero[t] = is_known_zero;
+        keys[2 * t] = total_order_key(__fadd_rd(value, -radius));
+        keys[2 * t + 1] = total_order_key(__fadd_ru(value, radius));
     }
 }

@@ -12,7 +12,6 @@ from nxrt import (
     CudaProvider,
     MemoryGovernor,
 )
-
 from nxrt.kernels.dsa_index_select.routes import BLOCK_T
 from tests.helpers.cases import OUTPUT, IndexSelectCase, drawn_case
 from tests.helpers.changed_kernels import changed_kernel

@@ -1,21 +1,26 @@
 """The certified filter gives the oracle's bytes whatever the data, by every way through it."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nxrt import CudaProvider, DType
+from nxrt import CudaProvider, DType, MemoryGovernor, Role, TensorView
 from nxrt.kernels.dsa_index_select.filter_layout import FilterLayout, FilterLimits
 from nxrt.kernels.dsa_index_select.spec import Shape
-from tests.helpers.cases import IndexSelectCase
+from tests.helpers.cases import OUTPUT, IndexSelectCase
 from tests.helpers.changed_kernels import changed_kernel
+from tests.helpers.sessions import kernel_of
 from tests.helpers.targets import Target
 
-pytestmark = [pytest.mark.gpu, pytest.mark.fake]
+DTYPES = (DType.BF16, DType.F16, DType.F32)
+GPU = (pytest.mark.gpu,)
+GPU_AND_FAKE = (pytest.mark.gpu, pytest.mark.fake)
 
 Floats = NDArray[np.float32]
 
@@ -172,29 +177,56 @@ def check(target: Target, case: IndexSelectCase, repeats: int = 3) -> None:
         assert target.run(case, repeats=repeats).tobytes() == case.expected().tobytes()
 
 
-@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.F32], ids=str)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("kind", KINDS)
+def every(kinds: Iterable[str], *others: Iterable[Any]) -> list[Any]:
+    """Combine kinds of data with all else: on a device in every way, on the test double, which is
+    slow, each kind in one way, another for each."""
+    ways = list(product(*others))
+    return [
+        pytest.param(kind, *way, marks=GPU_AND_FAKE if turn == index % len(ways) else GPU)
+        for index, kind in enumerate(kinds)
+        for turn, way in enumerate(ways)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "shape", "dtype"), every(KINDS, SHAPES, DTYPES))
 def test_every_kind_of_data(
-    cuda_provider: CudaProvider, kind: str, shape: Shape, dtype: DType
+    cuda_provider: CudaProvider, kind: str, shape: str, dtype: DType
 ) -> None:
-    check(Target(cuda_provider, "eager"), drawn(kind, shape, dtype), repeats=1)
+    check(Target(cuda_provider, "eager"), drawn(kind, SHAPES[shape], dtype), repeats=1)
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("kind", ["gauss", "near", "relu"])
-def test_captured(cuda_provider: CudaProvider, kind: str, shape: Shape) -> None:
-    check(Target(cuda_provider, "captured"), drawn(kind, shape, DType.BF16))
+@pytest.mark.parametrize(("kind", "shape"), every(["gauss", "near", "relu"], SHAPES))
+def test_captured(cuda_provider: CudaProvider, kind: str, shape: str) -> None:
+    check(Target(cuda_provider, "captured"), drawn(kind, SHAPES[shape], DType.BF16))
 
 
-@pytest.mark.parametrize("limits", TIGHT.values(), ids=TIGHT)
-@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.F32], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype", "limits"), every(KINDS, DTYPES, TIGHT))
 def test_buffers_that_overflow(
-    cuda_provider: CudaProvider, kind: str, dtype: DType, limits: FilterLimits
+    cuda_provider: CudaProvider, kind: str, dtype: DType, limits: str
 ) -> None:
     shape = Shape(1, 2, 2600, 16, 128, 40)
-    capacity = FilterLayout.of(shape, dtype, limits).capacity
+    capacity = FilterLayout.of(shape, dtype, TIGHT[limits]).capacity
     assert shape.K + 512 < capacity < 2600
-    with changed_kernel(cuda_provider, limits=limits):
+    with changed_kernel(cuda_provider, limits=TIGHT[limits]):
         check(Target(cuda_provider, "eager"), drawn(kind, shape, dtype), repeats=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.fake
+def test_views_that_vectors_cannot_load_are_selected_from_all_the_same(
+    cuda_provider: CudaProvider,
+) -> None:
+    """Keys begin two bytes into their memory: what loads 16 at once must leave them alone."""
+    case = drawn("gauss", Shape(1, 1, 300, 8, 64, 20), DType.BF16)
+    with Target(cuda_provider, "eager").bound(case, MemoryGovernor()) as (session, _, guarded):
+        key = case.inputs["key"]
+        backend = session._backend
+        memory = backend.allocate(key.nbytes + 2, role=Role.WORKSPACE, holder="moved")
+        moved = TensorView(memory, DType.BF16, key.shape, byte_offset=2)
+        with session.bind(views={OUTPUT: guarded.view, "key": moved}) as binding:
+            for name, array in case.inputs.items():
+                binding.write(name, array)
+            session.run(binding)
+            assert guarded.read().tobytes() == case.expected().tobytes()
+            assert kernel_of(session).stats.score_launches == 1
+        memory.close()
