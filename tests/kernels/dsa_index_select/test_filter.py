@@ -19,7 +19,7 @@ from tests.helpers.sessions import kernel_of
 from tests.helpers.targets import Target
 
 DTYPES = (DType.BF16, DType.F16, DType.F32)
-GPU = (pytest.mark.gpu,)
+GPU = (pytest.mark.gpu, pytest.mark.slow)
 GPU_AND_FAKE = (pytest.mark.gpu, pytest.mark.fake)
 
 Floats = NDArray[np.float32]
