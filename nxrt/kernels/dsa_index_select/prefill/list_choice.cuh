@@ -1,0 +1,433 @@
+// A row's choice from a list of positions and totals that a block holds in registers.
+//
+// One look at bins of equal width finds about where the row is cut; the bounds do the rest, and what
+// they leave open is scored by exact_sums.cuh. Where that is not enough nothing is written, and
+// settle.cuh has to choose: where very many scores are about equal, or too little is known of them.
+#pragma once
+
+#include "exact_sums.cuh"
+
+constexpr u32 PAIRS = 10;            // of entries that a thread holds
+constexpr u32 ENTRIES = 2 * PAIRS;
+constexpr float BINS_PER_MEAN = NUM_BINS / 1.5f;  // of the distance of the mean from the least
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
+
+// A score is no further from its value than the radius, which is a thread's largest.
+struct Entries {
+    u32 position[ENTRIES];
+    float value[ENTRIES];  // NaN where there is no entry
+    float radius;
+
+    __device__ __forceinline__ float low(u32 e) const { return __fadd_rd(value[e], -radius); }
+    __device__ __forceinline__ float high(u32 e) const { return __fadd_ru(value[e], radius); }
+
+    // Keep the compiler from holding bounds in registers from one use to the next.
+    __device__ __forceinline__ void forget_bounds() {
+        u32 bits = __float_as_uint(radius);
+        asm volatile("" : "+r"(bits));
+        radius = __uint_as_float(bits);
+    }
+};
+
+// Keep the compiler from adding up an address anew at every use.
+template <class Type>
+__device__ __forceinline__ const Type* added_up(const Type* address) {
+    asm volatile("" : "+l"(address));
+    return address;
+}
+
+// Of a row's list, whose radius is not that of a row without scores.
+struct List {
+    const uint4* pairs;
+    const float* norms;
+    const float* bias;
+    u32 length;
+    u32 capacity;
+    bool has_bias;
+    Radius radius;
+};
+
+// In the shared memory of Candidates, which are not needed meanwhile.
+struct ListChoice {
+    u32* words;     // [num_words], a bit for each chosen position
+    u32* before;    // [num_words], how many are in the words before; shares with `staged`
+    u32* ordered;   // [top_k], what is chosen; shares with `staged`
+    float* staged;  // [WARPS][EXACT_KEYS][D]
+    Doubts* doubts;
+    u32 num_words;
+};
+
+// Two pairs at a time, so that the second need not wait to know whether the list goes so far.
+__device__ __forceinline__ bool is_end(u32 n, u32 j) { return j % 2 == 0 && j * 2 * THREADS >= n; }
+
+// Use the entries of some of a thread's pairs that the list reaches, by numbers known beforehand; of
+// the last some may be none.
+template <u32 BEGIN, u32 END, class Use>
+__device__ __forceinline__ void for_some_entries(u32 n, Use use) {
+#pragma unroll
+    for (u32 j = BEGIN; j < END; ++j) {
+        if (is_end(n, j)) break;
+        use(2 * j);
+        use(2 * j + 1);
+    }
+}
+
+template <class Use>
+__device__ __forceinline__ void for_each_entry(u32 n, Use use) {
+    for_some_entries<0, PAIRS>(n, use);
+}
+
+// Use what a table has at the entries' positions. Half of them are loaded at once, as many as there
+// are registers for.
+template <u32 BEGIN, u32 END, class Use>
+__device__ __forceinline__ void look_up_some(const float* table, const u32 (&position)[ENTRIES],
+                                             u32 n, Use use) {
+    float found[ENTRIES] = {};  // not from turn to turn of the rows
+    for_some_entries<BEGIN, END>(n, [&](u32 e) { found[e] = __ldg(table + position[e]); });
+    for_some_entries<BEGIN, END>(n, [&](u32 e) { use(e, found[e]); });
+}
+
+template <class Use>
+__device__ __forceinline__ void look_up(const float* table, const u32 (&position)[ENTRIES], u32 n,
+                                        Use use) {
+    look_up_some<0, PAIRS / 2>(table, position, n, use);
+    look_up_some<PAIRS / 2, PAIRS>(table, position, n, use);
+}
+
+__device__ __forceinline__ bool is_entry(u32 n, u32 e) {
+    const int left = static_cast<int>(n) - 2 * static_cast<int>(threadIdx.x);
+    return static_cast<int>(e / 2 * 2 * THREADS + e % 2) < left;
+}
+
+__device__ __forceinline__ bool can_choose(const Problem& problem, u32 n) {
+    const u64 num_words = (static_cast<u64>(problem.T) + 31) / 32;
+    return n <= ENTRIES * THREADS && num_words <= problem.capacity &&
+           problem.capacity * 8 >= WARPS * EXACT_KEYS * D * 4 &&
+           problem.capacity * 2 >= sizeof(Doubts);
+}
+
+// Lie where the host has made room: `position` and `lower` are neighbours, as multiples of 16.
+__device__ __forceinline__ ListChoice lay_out_choice(const Shared& shared, const Problem& problem) {
+    ListChoice choice;
+    choice.words = shared.candidates.upper;
+    choice.before = shared.candidates.lower;
+    choice.ordered = shared.candidates.position;
+    choice.staged = reinterpret_cast<float*>(shared.candidates.position);
+    choice.doubts = reinterpret_cast<Doubts*>(shared.band);
+    choice.num_words = (problem.T - 1) / 32 + 1;
+    return choice;
+}
+
+// ---- entries
+
+// Load all of a thread's entries; none is used before all are on their way.
+__device__ __forceinline__ void load_entries(Entries& entries, const List& list) {
+    const uint4* const own = list.pairs + threadIdx.x;
+    const int last = static_cast<int>(list.capacity / 2 - 1) - static_cast<int>(threadIdx.x);
+    entries.radius = 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < PAIRS; ++j) {
+        if (is_end(list.length, j)) break;
+        const int place = static_cast<int>(j * THREADS);
+        const uint4 pair = __ldcs(own + (place < last ? place : last));
+        entries.position[2 * j] = pair.x;
+        entries.value[2 * j] = __uint_as_float(pair.y);
+        entries.position[2 * j + 1] = pair.z;
+        entries.value[2 * j + 1] = __uint_as_float(pair.w);
+    }
+}
+
+// Replace what came from behind the list, once all is there.
+__device__ __forceinline__ void end_entries(Entries& entries, u32 n) {
+    for_each_entry(n, [&](u32 e) {
+        if (is_entry(n, e)) return;
+        entries.position[e] = 0;
+        entries.value[e] = not_a_number();
+    });
+}
+
+// Leave of what was loaded only which entries there are.
+__device__ __forceinline__ void forget_values(Entries& entries, u32 n) {
+    for_each_entry(n, [&](u32 e) {
+        if (is_entry(n, e)) entries.value[e] = 0.0f;
+    });
+}
+
+// Say whether a radius is known of all of a thread's entries, which it then has.
+__device__ __forceinline__ bool take_radius(Entries& entries, const List& list) {
+    const u32 n = list.length;
+    // No norm is negative, so that bits are in order, with a NaN last.
+    u32 bits = 0;
+    look_up(list.norms, entries.position, n, [&](u32 e, float norm) {
+        const u32 own = is_entry(n, e) ? __float_as_uint(norm) : 0;
+        bits = own > bits ? own : bits;
+    });
+    const float largest = __uint_as_float(bits);
+    entries.radius = __fmaf_ru(list.radius.per_norm, largest, list.radius.floor);
+    return largest < list.radius.norm_limit;
+}
+
+// Add the biases as bounds_of does, to the bounds; say whether all scores are numbers.
+__device__ __forceinline__ bool add_biases(Entries& entries, const List& list) {
+    const u32 n = list.length;
+    float largest = 0.0f;
+    bool is_known = true;
+    look_up(list.bias, entries.position, n, [&](u32 e, float bias) {
+        const float low = __fadd_rn(entries.low(e), bias);
+        const float high = __fadd_rn(entries.high(e), bias);
+        const float value = __fadd_rn(entries.value[e], bias);
+        is_known &= !is_entry(n, e) || (fabsf(low) < LARGE && fabsf(high) < LARGE);
+        largest = fmaxf(largest, fmaxf(__fadd_ru(high, -value), __fadd_ru(value, -low)));
+        entries.value[e] = value;
+    });
+    entries.radius = largest;
+    return is_known;
+}
+
+// ---- where the row is cut
+
+// At least top_k scores are not below `bottom`, and fewer than that not below a score above `most`.
+struct ListCut {
+    float bottom;
+    float most;
+};
+
+// Values from the ceiling on are not in a bin. What is rounded in bin_of is less than a sixteenth of a
+// bin, as there are few of them, and the edges are rounded outwards.
+struct ListBins {
+    float base;
+    float width;
+    float per_width;
+    float ceiling;  // at the last bin's lower edge, so that what is rounded leads to no bin beyond it
+
+    // Does not fall as the value rises; for values from the base to below the ceiling.
+    __device__ __forceinline__ u32 bin_of(float value) const {
+        // Rounding down at a unit of 1 leaves the bin in the lower bits.
+        constexpr float UNIT_1 = 0x1p23f;
+        const float sum = -__fmaf_ru(-__fsub_rn(value, base), per_width, -UNIT_1);
+        return __float_as_uint(sum) - 0x4b000000u;
+    }
+
+    // Not above any value of this bin or a higher one.
+    __device__ __forceinline__ float bottom_of(u32 bin) const {
+        return -__fmaf_ru(0.0625f - static_cast<float>(bin), width, -base);
+    }
+
+    // Not below any value of this bin or a lower one.
+    __device__ __forceinline__ float top_of(u32 bin) const {
+        return __fmaf_ru(static_cast<float>(bin) + 1.0625f, width, base);
+    }
+};
+
+// Guess bins: the list begins a little below the cut, and its values thin out upwards. They have no
+// width where of some entry nothing is known. One barrier.
+__device__ __forceinline__ ListBins guess_bins(Doubts& doubts, Entries& entries, u32 n,
+                                               bool is_known) {
+    float least = infinity();
+    float sum = 0.0f;
+    for_each_entry(n, [&](u32 e) {
+        const float low = entries.low(e);
+        least = fminf(least, low);
+        sum += is_entry(n, e) ? low : 0.0f;
+    });
+    if (!is_known) sum = not_a_number();
+#pragma unroll
+    for (u32 offset = WARP_SIZE / 2; offset > 0; offset >>= 1) {
+        least = fminf(least, __shfl_xor_sync(FULL_WARP, least, offset));
+        sum += __shfl_xor_sync(FULL_WARP, sum, offset);
+    }
+    const u32 warp_idx = threadIdx.x / WARP_SIZE;
+    if (threadIdx.x % WARP_SIZE == 0) doubts.least[warp_idx] = least;
+    if (threadIdx.x % WARP_SIZE == 0) doubts.sums[warp_idx] = sum;
+    __syncthreads();
+    sum = 0.0f;
+#pragma unroll
+    for (u32 warp = 0; warp < WARPS; ++warp) {
+        least = fminf(least, doubts.least[warp]);
+        sum += doubts.sums[warp];
+    }
+    const float mean = sum / static_cast<float>(n);
+    if (!(fabsf(mean) < LARGE)) return {};
+    const float width = fmaxf((mean - least) / BINS_PER_MEAN, 0x1p-100f);
+    return {least, width, 1.0f / width, __fmaf_rn(static_cast<float>(NUM_BINS - 1), width, least)};
+}
+
+// Count what is in each of the bins, which are clear. Ends with a barrier.
+__device__ __forceinline__ void fill_bins(SelectState& state, Entries& entries,
+                                          const ListBins& bins, u32 n) {
+    entries.forget_bounds();
+    for_each_entry(n, [&](u32 e) {
+        const float low = entries.low(e);
+        if (low < bins.ceiling) atomicAdd(&state.bins[bins.bin_of(low)], 1u);
+    });
+    __syncthreads();
+}
+
+// Find the bin of the top_k-th best of n lower bounds, into state.digit; false where it is in none.
+// Ends with a barrier.
+__device__ __forceinline__ bool find_bin(SelectState& state, u32 n, u32 top_k) {
+    constexpr u32 QUADS_PER_THREAD = NUM_BINS / THREADS / 4;
+    const u32 first_quad = (THREADS - 1 - threadIdx.x) * QUADS_PER_THREAD;
+    u32 counts[4 * QUADS_PER_THREAD];
+    u32 sum = 0;
+#pragma unroll
+    for (u32 i = 0; i < QUADS_PER_THREAD; ++i) {
+        const uint4 quad = reinterpret_cast<const uint4*>(state.bins)[first_quad + i];
+        counts[4 * i] = quad.x;
+        counts[4 * i + 1] = quad.y;
+        counts[4 * i + 2] = quad.z;
+        counts[4 * i + 3] = quad.w;
+        sum += quad.x + quad.y + quad.z + quad.w;
+    }
+    u32 total;
+    u32 above = block_exclusive_sum(sum, state.warp_sums, total);
+    if (n - total >= top_k) return false;
+    above += n - total;
+    if (above < top_k && top_k <= above + sum) {
+#pragma unroll
+        for (u32 i = 4 * QUADS_PER_THREAD; i-- > 0;) {
+            if (above < top_k && top_k <= above + counts[i]) state.digit = first_quad * 4 + i;
+            above += counts[i];
+        }
+    }
+    __syncthreads();
+    return true;
+}
+
+// Cut a list of more than top_k entries; false where that does not help.
+__device__ __forceinline__ bool cut_list(SelectState& state, Doubts& doubts, Entries& entries,
+                                         u32 n, u32 top_k, bool is_known, ListCut& cut) {
+    const ListBins bins = guess_bins(doubts, entries, n, is_known);
+    if (bins.width == 0.0f) return false;
+    fill_bins(state, entries, bins, n);
+    if (!find_bin(state, n, top_k)) return false;
+    const u32 digit = state.digit;
+    const float top = bins.top_of(digit);
+    float most = -infinity();
+    entries.forget_bounds();
+    for_each_entry(n, [&](u32 e) {
+        if (entries.low(e) <= top) most = fmaxf(most, entries.high(e));
+    });
+    const u32 key = __reduce_max_sync(FULL_WARP, total_order_key(most));
+    if (threadIdx.x % WARP_SIZE == 0) atomicMax(&doubts.most, key);
+    __syncthreads();
+    cut.bottom = bins.bottom_of(digit);
+    const u32 found = doubts.most;
+    cut.most = __uint_as_float(found >> 31 ? found & 0x7fffffffu : ~found);
+    return true;
+}
+
+// ---- the choice
+
+__device__ __forceinline__ void mark(const ListChoice& choice, u32 position) {
+    atomicOr(&choice.words[position / 32], 1u << position % 32);
+}
+
+// Return a bit for each entry that is certainly chosen, and mark it; list the doubts. Ends with a
+// barrier.
+__device__ __forceinline__ u32 sort_out(const ListChoice& choice, Entries& entries, u32 n,
+                                        const ListCut& cut) {
+    Doubts& doubts = *choice.doubts;
+    u32 chosen = 0;
+    entries.forget_bounds();
+    for_each_entry(n, [&](u32 e) {
+        if (entries.low(e) > cut.most) {
+            chosen |= 1u << e;
+            mark(choice, entries.position[e]);
+        } else if (entries.high(e) >= cut.bottom) {
+            const u32 place = atomicAdd(&doubts.count, 1u);
+            if (place < MAX_DOUBTS) doubts.position[place] = entries.position[e];
+        }
+    });
+    const u32 num_chosen = __reduce_add_sync(FULL_WARP, static_cast<u32>(__popc(chosen)));
+    if (threadIdx.x % WARP_SIZE == 0 && num_chosen != 0) {
+        atomicAdd(&doubts.num_certain, num_chosen);
+    }
+    __syncthreads();
+    return chosen;
+}
+
+// Say whether this thread's doubt is among the best `wanted`, which are scored if need be.
+__device__ __forceinline__ bool choose_doubt(const ListChoice& choice, const Shared& shared,
+                                             const Problem& problem, u32 wanted) {
+    const Doubts& doubts = *choice.doubts;
+    const u32 num_doubts = doubts.count;
+    if (wanted == 0 || wanted == num_doubts) return wanted != 0 && threadIdx.x < num_doubts;
+    score_doubts(shared.row, choice.staged, problem, *choice.doubts);
+    if (threadIdx.x >= num_doubts) return false;
+    const u64 own = doubts.rank[threadIdx.x];
+    u32 num_better = 0;
+#pragma unroll 4
+    for (u32 i = 0; i < num_doubts; ++i) num_better += doubts.rank[i] > own;
+    return num_better < wanted;
+}
+
+__device__ __forceinline__ void put_in_order(const ListChoice& choice, u32 position) {
+    const u32 word = choice.words[position / 32];
+    const u32 lower = word & ((1u << position % 32) - 1);
+    choice.ordered[choice.before[position / 32] + __popc(lower)] = position;
+}
+
+// Count what is marked before each word. Begins and ends with a barrier.
+__device__ __forceinline__ void count_marks(const ListChoice& choice, SelectState& state) {
+    const u32 share = (choice.num_words + THREADS - 1) / THREADS;
+    const u32 first = threadIdx.x * share;
+    const u32 end = first + share < choice.num_words ? first + share : choice.num_words;
+    __syncthreads();
+    u32 count = 0;
+    for (u32 i = first; i < end; ++i) count += __popc(choice.words[i]);
+    u32 total;
+    u32 before = block_exclusive_sum(count, state.warp_sums, total);
+    for (u32 i = first; i < end; ++i) {
+        choice.before[i] = before;
+        before += __popc(choice.words[i]);
+    }
+    __syncthreads();
+}
+
+// Choose from a list and write in ascending order, and -1 after it; false where nothing is written.
+// All threads call, after a barrier, with their entries on the way.
+__device__ __forceinline__ bool choose_from_list(const Shared& shared, const Problem& problem,
+                                                 const List& list, Entries& entries,
+                                                 u32& num_scored, i64* selected) {
+    const ListChoice choice = lay_out_choice(shared, problem);
+    SelectState& state = *shared.state;
+    Doubts& doubts = *choice.doubts;
+    const u32 n = list.length;
+    const u32 top_k = problem.top_k;
+    if (threadIdx.x == 0) doubts.clear();
+    for (u32 i = threadIdx.x; i < choice.num_words; i += THREADS) choice.words[i] = 0;
+    clear_bins(state);
+    end_entries(entries, n);
+    ListCut cut{-infinity(), -infinity()};
+    if (n > top_k) {
+        bool is_known = take_radius(entries, list);
+        if (list.has_bias) is_known &= add_biases(entries, list);
+        if (!cut_list(state, doubts, entries, n, top_k, is_known, cut)) return false;
+    } else {
+        forget_values(entries, n);
+        __syncthreads();
+    }
+    const u32 chosen = sort_out(choice, entries, n, cut);
+    const u32 num_doubts = doubts.count;
+    if (num_doubts > MAX_DOUBTS) return false;
+    const u32 num_chosen = n < top_k ? n : top_k;
+    const u32 wanted = num_chosen - doubts.num_certain;
+    const bool is_chosen = choose_doubt(choice, shared, problem, wanted);
+    num_scored = wanted == 0 || wanted == num_doubts ? 0 : num_doubts;
+    const u32 own = is_chosen ? doubts.position[threadIdx.x] : 0;
+    if (is_chosen) mark(choice, own);
+    count_marks(choice, state);
+    for_each_entry(n, [&](u32 e) {
+        if (chosen >> e & 1) put_in_order(choice, entries.position[e]);
+    });
+    if (is_chosen) put_in_order(choice, own);
+    __syncthreads();
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < top_k; i += THREADS) {
+        selected[i] = i < num_chosen ? static_cast<i64>(choice.ordered[i]) : -1;
+    }
+    return true;
+}
