@@ -28,18 +28,22 @@ struct Doubts {
     __device__ __forceinline__ void clear() { count = num_certain = most = 0; }
 };
 
-// Say whether some value of a chunk may have a product that is rounded, or overflows, with a value of
-// which the same cannot be said.
+// Say whether some value of a chunk is neither 0 nor of a size from 2^-63 to below 2^63, so that its
+// product with another may be rounded. Two halves of a word are looked at together: a sum's highest
+// bit tells whether a half is as large as what is missing to 2^15.
 __device__ __forceinline__ bool is_odd(const uint4& chunk) {
     if (HAS_EXACT_PRODUCTS<Input>) return false;
     const u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-    bool is_any = false;
+    u32 found = 0;
 #pragma unroll
-    for (u32 e = 0; e < CHUNK; ++e) {
-        const float size = fabsf(half_of(words[e / 2], e % 2));
-        is_any |= !(size == 0.0f || (size >= 0x1p-63f && size < 0x1p63f));
+    for (u32 i = 0; i < 4; ++i) {
+        const u32 size = words[i] & 0x7fff7fffu;
+        const u32 is_large = size + 0x21002100u;   // 2^63 or more, infinity, NaN
+        const u32 is_normal = size + 0x60006000u;  // 2^-63 or more
+        const u32 is_any = size + 0x7fff7fffu;     // not 0
+        found |= is_large | (is_any & ~is_normal);
     }
-    return is_any;
+    return (found & 0x80008000u) != 0;
 }
 
 // load_query, which also finds out about its values. Begins and ends without a barrier.
@@ -47,12 +51,15 @@ __device__ __forceinline__ void load_checked_query(const QueryRow& row, Doubts& 
                                                    const Stored* query, const Stored* weights,
                                                    float weights_scale) {
     const uint4* source = reinterpret_cast<const uint4*>(query);
+    const u32 num_chunks = row.H * CHUNKS;
     bool is_any = false;
-#pragma unroll 2
-    for (u32 i = threadIdx.x; i < row.H * CHUNKS; i += THREADS) {
-        const uint4 chunk = __ldg(source + i);
-        chunk_of(row, i / CHUNKS, i % CHUNKS) = chunk;
-        is_any |= is_odd(chunk);
+    for (u32 i = threadIdx.x; i < num_chunks; i += 2 * THREADS) {
+        const u32 other = i + THREADS;
+        uint4 chunks[2] = {__ldg(source + i)};
+        if (other < num_chunks) chunks[1] = __ldg(source + other);
+        chunk_of(row, i / CHUNKS, i % CHUNKS) = chunks[0];
+        if (other < num_chunks) chunk_of(row, other / CHUNKS, other % CHUNKS) = chunks[1];
+        is_any |= is_odd(chunks[0]) | is_odd(chunks[1]);
     }
     for (u32 h = threadIdx.x; h < row.H; h += THREADS) {
         row.weights[h] = __fmul_rn(Input::widen(__ldg(weights + h)), weights_scale);
@@ -96,7 +103,7 @@ __device__ __forceinline__ bool stage_keys(float* staged, const Stored* key, con
 template <u32 COUNT, bool IS_FUSED>
 __device__ __forceinline__ void add_products(const QueryRow& row, const float* staged, u32 h,
                                              float (&dots)[COUNT]) {
-#pragma unroll 2
+#pragma unroll 1
     for (u32 c = 0; c < CHUNKS; ++c) {
         const uint4 q = chunk_of(row, h, c);
         const u32 words[4] = {q.x, q.y, q.z, q.w};

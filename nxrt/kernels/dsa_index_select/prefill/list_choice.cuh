@@ -204,10 +204,9 @@ struct ListBins {
 
     // Does not fall as the value rises; for values from the base to below the ceiling.
     __device__ __forceinline__ u32 bin_of(float value) const {
-        // Rounding down at a unit of 1 leaves the bin in the lower bits.
-        constexpr float UNIT_1 = 0x1p23f;
-        const float sum = -__fmaf_ru(-__fsub_rn(value, base), per_width, -UNIT_1);
-        return __float_as_uint(sum) - 0x4b000000u;
+        // Where a unit is 1, rounding down leaves the bin in the lower bits, whatever the sign.
+        const float sum = __fmaf_ru(-__fsub_rn(value, base), per_width, -0x1p23f);
+        return __float_as_uint(sum) & (NUM_BINS - 1);
     }
 
     // Not above any value of this bin or a higher one.
@@ -332,15 +331,22 @@ __device__ __forceinline__ u32 sort_out(const ListChoice& choice, Entries& entri
     Doubts& doubts = *choice.doubts;
     u32 chosen = 0;
     entries.forget_bounds();
+    u32 possible = 0;
     for_each_entry(n, [&](u32 e) {
-        if (entries.low(e) > cut.most) {
-            chosen |= 1u << e;
-            mark(choice, entries.position[e]);
-        } else if (entries.high(e) >= cut.bottom) {
-            const u32 place = atomicAdd(&doubts.count, 1u);
-            if (place < MAX_DOUBTS) doubts.position[place] = entries.position[e];
-        }
+        const bool is_certain = entries.low(e) > cut.most;
+        if (is_certain) mark(choice, entries.position[e]);
+        chosen |= is_certain ? 1u << e : 0;
+        possible |= entries.high(e) >= cut.bottom ? 1u << e : 0;
     });
+    const u32 open = possible & ~chosen;
+    if (open != 0) {
+        u32 place = atomicAdd(&doubts.count, static_cast<u32>(__popc(open)));
+        for_each_entry(n, [&](u32 e) {
+            const bool is_open = open >> e & 1;
+            if (is_open && place < MAX_DOUBTS) doubts.position[place] = entries.position[e];
+            place += is_open;
+        });
+    }
     const u32 num_chosen = __reduce_add_sync(FULL_WARP, static_cast<u32>(__popc(chosen)));
     if (threadIdx.x % WARP_SIZE == 0 && num_chosen != 0) {
         atomicAdd(&doubts.num_certain, num_chosen);
@@ -364,10 +370,10 @@ __device__ __forceinline__ bool choose_doubt(const ListChoice& choice, const Sha
     return num_better < wanted;
 }
 
-__device__ __forceinline__ void put_in_order(const ListChoice& choice, u32 position) {
-    const u32 word = choice.words[position / 32];
-    const u32 lower = word & ((1u << position % 32) - 1);
-    choice.ordered[choice.before[position / 32] + __popc(lower)] = position;
+// Return where a position is among those that are marked.
+__device__ __forceinline__ u32 place_of(const ListChoice& choice, u32 position) {
+    const u32 lower = choice.words[position / 32] & ((1u << position % 32) - 1);
+    return choice.before[position / 32] + static_cast<u32>(__popc(lower));
 }
 
 // Count what is marked before each word. Begins and ends with a barrier.
@@ -421,9 +427,11 @@ __device__ __forceinline__ bool choose_from_list(const Shared& shared, const Pro
     if (is_chosen) mark(choice, own);
     count_marks(choice, state);
     for_each_entry(n, [&](u32 e) {
-        if (chosen >> e & 1) put_in_order(choice, entries.position[e]);
+        const u32 position = entries.position[e];
+        const u32 place = place_of(choice, position);
+        if (chosen >> e & 1) choice.ordered[place] = position;
     });
-    if (is_chosen) put_in_order(choice, own);
+    if (is_chosen) choice.ordered[place_of(choice, own)] = own;
     __syncthreads();
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < top_k; i += THREADS) {
