@@ -20,7 +20,7 @@ struct Doubts {
     u32 position[MAX_DOUBTS];
     float least[WARPS];        // of what each warp's threads hold
     float sums[WARPS];
-    u32 is_odd[WARPS];         // whether a warp has found a value of the query with inexact products
+    u32 is_odd[WARPS];         // whether a warp has found an odd value of the query
     u32 count;                 // may be more than MAX_DOUBTS
     u32 num_certain;           // keys that are chosen without doubt
     u32 most;
@@ -28,9 +28,9 @@ struct Doubts {
     __device__ __forceinline__ void clear() { count = num_certain = most = 0; }
 };
 
-// Say whether some value of a chunk is neither 0 nor of a size from 2^-63 to below 2^63, so that its
-// product with another may be rounded. Two halves of a word are looked at together: a sum's highest
-// bit tells whether a half is as large as what is missing to 2^15.
+// Say whether some value of a chunk is neither 0 nor of a size from 2^-63 to below 2^63, so that
+// its product with another may be rounded. Two halves of a word are looked at together: a sum's
+// highest bit tells whether a half is as large as what is missing to 2^15.
 __device__ __forceinline__ bool is_odd(const uint4& chunk) {
     if (HAS_EXACT_PRODUCTS<Input>) return false;
     const u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
@@ -68,8 +68,8 @@ __device__ __forceinline__ void load_checked_query(const QueryRow& row, Doubts& 
     if (threadIdx.x % WARP_SIZE == 0) doubts.is_odd[threadIdx.x / WARP_SIZE] = is_any;
 }
 
-// Stage COUNT keys of this warp as floats, the last again where there are fewer; say whether all their
-// products are exact with a query of which nothing is odd.
+// Stage COUNT keys of this warp as floats, the last again where there are fewer; say whether all
+// their products are exact with a query of which nothing is odd.
 template <u32 COUNT>
 __device__ __forceinline__ bool stage_keys(float* staged, const Stored* key, const u32* position,
                                            u32 count) {
@@ -124,8 +124,8 @@ __device__ __forceinline__ void add_products(const QueryRow& row, const float* s
     }
 }
 
-// Add to each total, of key i at lane i, the terms of 32 heads. A head that is not there has 0, which
-// changes no sum: none is -0.
+// Add to each total, of key i at lane i, the terms of 32 heads. A head that is not there has 0,
+// which changes no sum: none is -0.
 template <u32 COUNT>
 __device__ __forceinline__ void add_terms(const float* terms, float& total) {
     const u32 lane_idx = threadIdx.x % WARP_SIZE;

@@ -1,110 +1,27 @@
 // A row's choice from a list of positions and totals that a block holds in registers.
 //
-// One look at bins of equal width finds about where the row is cut; the bounds do the rest, and what
-// they leave open is scored by exact_sums.cuh. Where that is not enough nothing is written, and
-// settle.cuh has to choose: where very many scores are about equal, or too little is known of them.
+// One look at bins of equal width finds about where the row is cut; the bounds do the rest, and
+// what they leave open is scored by exact_sums.cuh. Where very many scores are about equal, or too
+// little is known of them, nothing is written, and settle.cuh has to choose.
 #pragma once
 
 #include "exact_sums.cuh"
-
-constexpr u32 PAIRS = 10;            // of entries that a thread holds
-constexpr u32 ENTRIES = 2 * PAIRS;
-constexpr float BINS_PER_MEAN = NUM_BINS / 1.5f;  // of the distance of the mean from the least
-
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
-__device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
-
-// A score is no further from its value than the radius, which is a thread's largest.
-struct Entries {
-    u32 position[ENTRIES];
-    float value[ENTRIES];  // NaN where there is no entry
-    float radius;
-
-    __device__ __forceinline__ float low(u32 e) const { return __fadd_rd(value[e], -radius); }
-    __device__ __forceinline__ float high(u32 e) const { return __fadd_ru(value[e], radius); }
-
-    // Keep the compiler from holding bounds in registers from one use to the next.
-    __device__ __forceinline__ void forget_bounds() {
-        u32 bits = __float_as_uint(radius);
-        asm volatile("" : "+r"(bits));
-        radius = __uint_as_float(bits);
-    }
-};
-
-// Keep the compiler from adding up an address anew at every use.
-template <class Type>
-__device__ __forceinline__ const Type* added_up(const Type* address) {
-    asm volatile("" : "+l"(address));
-    return address;
-}
-
-// Of a row's list, whose radius is not that of a row without scores.
-struct List {
-    const uint4* pairs;
-    const float* norms;
-    const float* bias;
-    u32 length;
-    u32 capacity;
-    bool has_bias;
-    Radius radius;
-};
+#include "list_entries.cuh"
 
 // In the shared memory of Candidates, which are not needed meanwhile.
 struct ListChoice {
     u32* words;     // [num_words], a bit for each chosen position
     u32* before;    // [num_words], how many are in the words before; shares with `staged`
-    u32* ordered;   // [top_k], what is chosen; shares with `staged`
+    u32* ordered;   // [top_k + 1], what is chosen; shares with `staged`
     float* staged;  // [WARPS][EXACT_KEYS][D]
     Doubts* doubts;
     u32 num_words;
 };
 
-// Two pairs at a time, so that the second need not wait to know whether the list goes so far.
-__device__ __forceinline__ bool is_end(u32 n, u32 j) { return j % 2 == 0 && j * 2 * THREADS >= n; }
-
-// Use the entries of some of a thread's pairs that the list reaches, by numbers known beforehand; of
-// the last some may be none.
-template <u32 BEGIN, u32 END, class Use>
-__device__ __forceinline__ void for_some_entries(u32 n, Use use) {
-#pragma unroll
-    for (u32 j = BEGIN; j < END; ++j) {
-        if (is_end(n, j)) break;
-        use(2 * j);
-        use(2 * j + 1);
-    }
-}
-
-template <class Use>
-__device__ __forceinline__ void for_each_entry(u32 n, Use use) {
-    for_some_entries<0, PAIRS>(n, use);
-}
-
-// Use what a table has at the entries' positions. Half of them are loaded at once, as many as there
-// are registers for.
-template <u32 BEGIN, u32 END, class Use>
-__device__ __forceinline__ void look_up_some(const float* table, const u32 (&position)[ENTRIES],
-                                             u32 n, Use use) {
-    float found[ENTRIES] = {};  // not from turn to turn of the rows
-    for_some_entries<BEGIN, END>(n, [&](u32 e) { found[e] = __ldg(table + position[e]); });
-    for_some_entries<BEGIN, END>(n, [&](u32 e) { use(e, found[e]); });
-}
-
-template <class Use>
-__device__ __forceinline__ void look_up(const float* table, const u32 (&position)[ENTRIES], u32 n,
-                                        Use use) {
-    look_up_some<0, PAIRS / 2>(table, position, n, use);
-    look_up_some<PAIRS / 2, PAIRS>(table, position, n, use);
-}
-
-__device__ __forceinline__ bool is_entry(u32 n, u32 e) {
-    const int left = static_cast<int>(n) - 2 * static_cast<int>(threadIdx.x);
-    return static_cast<int>(e / 2 * 2 * THREADS + e % 2) < left;
-}
-
 __device__ __forceinline__ bool can_choose(const Problem& problem, u32 n) {
     const u64 num_words = (static_cast<u64>(problem.T) + 31) / 32;
-    return n <= ENTRIES * THREADS && num_words <= problem.capacity &&
-           problem.capacity * 8 >= WARPS * EXACT_KEYS * D * 4 &&
+    return n <= ENTRIES * THREADS && problem.top_k < problem.capacity &&
+           num_words <= problem.capacity && problem.capacity * 8 >= WARPS * EXACT_KEYS * D * 4 &&
            problem.capacity * 2 >= sizeof(Doubts);
 }
 
@@ -120,72 +37,6 @@ __device__ __forceinline__ ListChoice lay_out_choice(const Shared& shared, const
     return choice;
 }
 
-// ---- entries
-
-// Load all of a thread's entries; none is used before all are on their way.
-__device__ __forceinline__ void load_entries(Entries& entries, const List& list) {
-    const uint4* const own = list.pairs + threadIdx.x;
-    const int last = static_cast<int>(list.capacity / 2 - 1) - static_cast<int>(threadIdx.x);
-    entries.radius = 0.0f;
-#pragma unroll
-    for (u32 j = 0; j < PAIRS; ++j) {
-        if (is_end(list.length, j)) break;
-        const int place = static_cast<int>(j * THREADS);
-        const uint4 pair = __ldcs(own + (place < last ? place : last));
-        entries.position[2 * j] = pair.x;
-        entries.value[2 * j] = __uint_as_float(pair.y);
-        entries.position[2 * j + 1] = pair.z;
-        entries.value[2 * j + 1] = __uint_as_float(pair.w);
-    }
-}
-
-// Replace what came from behind the list, once all is there.
-__device__ __forceinline__ void end_entries(Entries& entries, u32 n) {
-    for_each_entry(n, [&](u32 e) {
-        if (is_entry(n, e)) return;
-        entries.position[e] = 0;
-        entries.value[e] = not_a_number();
-    });
-}
-
-// Leave of what was loaded only which entries there are.
-__device__ __forceinline__ void forget_values(Entries& entries, u32 n) {
-    for_each_entry(n, [&](u32 e) {
-        if (is_entry(n, e)) entries.value[e] = 0.0f;
-    });
-}
-
-// Say whether a radius is known of all of a thread's entries, which it then has.
-__device__ __forceinline__ bool take_radius(Entries& entries, const List& list) {
-    const u32 n = list.length;
-    // No norm is negative, so that bits are in order, with a NaN last.
-    u32 bits = 0;
-    look_up(list.norms, entries.position, n, [&](u32 e, float norm) {
-        const u32 own = is_entry(n, e) ? __float_as_uint(norm) : 0;
-        bits = own > bits ? own : bits;
-    });
-    const float largest = __uint_as_float(bits);
-    entries.radius = __fmaf_ru(list.radius.per_norm, largest, list.radius.floor);
-    return largest < list.radius.norm_limit;
-}
-
-// Add the biases as bounds_of does, to the bounds; say whether all scores are numbers.
-__device__ __forceinline__ bool add_biases(Entries& entries, const List& list) {
-    const u32 n = list.length;
-    float largest = 0.0f;
-    bool is_known = true;
-    look_up(list.bias, entries.position, n, [&](u32 e, float bias) {
-        const float low = __fadd_rn(entries.low(e), bias);
-        const float high = __fadd_rn(entries.high(e), bias);
-        const float value = __fadd_rn(entries.value[e], bias);
-        is_known &= !is_entry(n, e) || (fabsf(low) < LARGE && fabsf(high) < LARGE);
-        largest = fmaxf(largest, fmaxf(__fadd_ru(high, -value), __fadd_ru(value, -low)));
-        entries.value[e] = value;
-    });
-    entries.radius = largest;
-    return is_known;
-}
-
 // ---- where the row is cut
 
 // At least top_k scores are not below `bottom`, and fewer than that not below a score above `most`.
@@ -194,13 +45,13 @@ struct ListCut {
     float most;
 };
 
-// Values from the ceiling on are not in a bin. What is rounded in bin_of is less than a sixteenth of a
-// bin, as there are few of them, and the edges are rounded outwards.
+// Values from the ceiling on are not in a bin. What is rounded in bin_of is less than a sixteenth
+// of a bin, as there are few of them, and the edges are rounded outwards.
 struct ListBins {
     float base;
     float width;
     float per_width;
-    float ceiling;  // at the last bin's lower edge, so that what is rounded leads to no bin beyond it
+    float ceiling;  // at the last bin's lower edge, so that rounding leads to no bin beyond it
 
     // Does not fall as the value rises; for values from the base to below the ceiling.
     __device__ __forceinline__ u32 bin_of(float value) const {
@@ -220,9 +71,16 @@ struct ListBins {
     }
 };
 
-// Guess bins: the list begins a little below the cut, and its values thin out upwards. They have no
-// width where of some entry nothing is known. One barrier.
-__device__ __forceinline__ ListBins guess_bins(Doubts& doubts, Entries& entries, u32 n,
+// How far from the least value the bins reach, in units of the mean's distance from it: values thin
+// out upwards about exponentially, and the more there are for each that is wanted the further.
+__device__ __forceinline__ float reach_of(u32 n, u32 top_k) {
+    const float ratio = static_cast<float>(n) / static_cast<float>(top_k);
+    const int exponent = static_cast<int>(__float_as_uint(ratio) >> 23) - 127;
+    return 1.5f + 0.7f * static_cast<float>(exponent);
+}
+
+// Guess bins. They have no width where of some entry nothing is known. One barrier.
+__device__ __forceinline__ ListBins guess_bins(Doubts& doubts, Entries& entries, u32 n, u32 top_k,
                                                bool is_known) {
     float least = infinity();
     float sum = 0.0f;
@@ -249,7 +107,8 @@ __device__ __forceinline__ ListBins guess_bins(Doubts& doubts, Entries& entries,
     }
     const float mean = sum / static_cast<float>(n);
     if (!(fabsf(mean) < LARGE)) return {};
-    const float width = fmaxf((mean - least) / BINS_PER_MEAN, 0x1p-100f);
+    const float width =
+        fmaxf((mean - least) * (reach_of(n, top_k) * (1.0f / NUM_BINS)), 0x1p-100f);
     return {least, width, 1.0f / width, __fmaf_rn(static_cast<float>(NUM_BINS - 1), width, least)};
 }
 
@@ -298,7 +157,7 @@ __device__ __forceinline__ bool find_bin(SelectState& state, u32 n, u32 top_k) {
 // Cut a list of more than top_k entries; false where that does not help.
 __device__ __forceinline__ bool cut_list(SelectState& state, Doubts& doubts, Entries& entries,
                                          u32 n, u32 top_k, bool is_known, ListCut& cut) {
-    const ListBins bins = guess_bins(doubts, entries, n, is_known);
+    const ListBins bins = guess_bins(doubts, entries, n, top_k, is_known);
     if (bins.width == 0.0f) return false;
     fill_bins(state, entries, bins, n);
     if (!find_bin(state, n, top_k)) return false;
@@ -393,6 +252,24 @@ __device__ __forceinline__ void count_marks(const ListChoice& choice, SelectStat
     __syncthreads();
 }
 
+// Write entries that have a bit, and what is in order already, and -1 behind. Ends without a
+// barrier.
+__device__ __forceinline__ void write_entries(const ListChoice& choice, const Entries& entries,
+                                              u32 chosen, u32 n, u32 top_k, i64* selected) {
+    const u32 num_chosen = n < top_k ? n : top_k;
+    for_each_entry(n, [&](u32 e) {
+        // Without a branch, so that several entries are under way; what is not chosen goes behind.
+        const u32 position = entries.position[e];
+        const u32 place = place_of(choice, position);
+        choice.ordered[chosen >> e & 1 ? place : top_k] = position;
+    });
+    __syncthreads();
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < top_k; i += THREADS) {
+        selected[i] = i < num_chosen ? static_cast<i64>(choice.ordered[i]) : -1;
+    }
+}
+
 // Choose from a list and write in ascending order, and -1 after it; false where nothing is written.
 // All threads call, after a barrier, with their entries on the way.
 __device__ __forceinline__ bool choose_from_list(const Shared& shared, const Problem& problem,
@@ -426,16 +303,7 @@ __device__ __forceinline__ bool choose_from_list(const Shared& shared, const Pro
     const u32 own = is_chosen ? doubts.position[threadIdx.x] : 0;
     if (is_chosen) mark(choice, own);
     count_marks(choice, state);
-    for_each_entry(n, [&](u32 e) {
-        const u32 position = entries.position[e];
-        const u32 place = place_of(choice, position);
-        if (chosen >> e & 1) choice.ordered[place] = position;
-    });
     if (is_chosen) choice.ordered[place_of(choice, own)] = own;
-    __syncthreads();
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < top_k; i += THREADS) {
-        selected[i] = i < num_chosen ? static_cast<i64>(choice.ordered[i]) : -1;
-    }
+    write_entries(choice, entries, chosen, n, top_k, selected);
     return true;
 }

@@ -97,7 +97,8 @@ __device__ __forceinline__ void write_in_order(const Shared& shared, const Probl
     for (u32 i = num_chosen + threadIdx.x; i < problem.top_k; i += THREADS) selected[i] = -1;
 }
 
-// Choose among candidates in shared memory, and write; `record` is the row's, and gets what was done.
+// Choose among candidates in shared memory, and write; `record` is the row's, and gets what was
+// done.
 __device__ __forceinline__ void settle_candidates(const Shared& shared, const Problem& problem,
                                                   const Sources& sources, const RowRecord& found,
                                                   RowRecord& record, i64* selected) {
@@ -208,7 +209,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         problem.bias = bias + row * T;
         const Sources sources{lists + index * list_words, norms + row / S * T, problem.bias};
         const Query own{query + row * H * D, weights + row * H, weights_scale};
-        settle_row(shared, problem, sources, own, found, own_records[index], selected + row * top_k);
+        settle_row(shared, problem, sources, own, found, own_records[index],
+                   selected + row * top_k);
         __syncthreads();
     }
 }
