@@ -5,9 +5,15 @@
 // in ascending order. query [B,S,H,D], key [B,T,D], weights [B,S,H] of type NXRT_DTYPE, D =
 // NXRT_DEPTH; bias [B,1,S,T] f32; selected [B,1,S,K] i64; T < 2^32.
 
+#include "list_choice.cuh"
 #include "row_record.cuh"
 #include "score_bounds.cuh"
-#include "settle.cuh"
+
+struct Query {
+    const Stored* values;
+    const Stored* weights;
+    float weights_scale;
+};
 
 struct Sources {
     const u32* list;
@@ -91,15 +97,14 @@ __device__ __forceinline__ void write_in_order(const Shared& shared, const Probl
     for (u32 i = num_chosen + threadIdx.x; i < problem.top_k; i += THREADS) selected[i] = -1;
 }
 
-// Collect a row's candidates, choose and write; `record` is the row's, and gets what was done.
-__device__ __forceinline__ void settle_row(const Shared& shared, const Problem& problem,
-                                           const Sources& sources, RowRecord& record,
-                                           i64* selected) {
-    const RowRecord found = record;
+// Choose among candidates in shared memory, and write; `record` is the row's, and gets what was
+// done.
+__device__ __forceinline__ void settle_candidates(const Shared& shared, const Problem& problem,
+                                                  const Sources& sources, const RowRecord& found,
+                                                  RowRecord& record, i64* selected) {
     u32 n = found.length;
     const bool is_exact = n == NOT_COLLECTED;
     if (is_exact) {
-        __syncthreads();  // the query is there
         n = collect_exactly(shared, problem);
     } else if (found.has_totals) {
         load_totals(shared.candidates, sources, found);
@@ -116,6 +121,70 @@ __device__ __forceinline__ void settle_row(const Shared& shared, const Problem& 
     }
 }
 
+// A word of a row's record for each lane, so that a row's can be loaded while another is settled.
+__device__ __forceinline__ u32 load_record(const RowRecord* records, u32 row, u32 end) {
+    constexpr u32 NUM_WORDS = sizeof(RowRecord) / 4;
+    const u32 lane_idx = threadIdx.x % WARP_SIZE;
+    const u32* const words = reinterpret_cast<const u32*>(records + row);
+    return row < end && lane_idx < NUM_WORDS ? words[lane_idx] : 0;
+}
+
+// What the filters have told.
+__device__ __forceinline__ RowRecord record_of(u32 word) {
+    constexpr u32 FIRST = (sizeof(RowRecord) - sizeof(Radius)) / 4;
+    const auto value = [&](u32 i) {
+        return __uint_as_float(__shfl_sync(FULL_WARP, word, FIRST + i));
+    };
+    RowRecord record{};
+    record.length = __shfl_sync(FULL_WARP, word, 0);
+    record.has_totals = __shfl_sync(FULL_WARP, word, 1);
+    record.has_bias = __shfl_sync(FULL_WARP, word, 2);
+    record.radius = {value(0), value(1), value(2), value(3), value(4), false};
+    record.radius.is_zero = (__shfl_sync(FULL_WARP, word, FIRST + 5) & 0xff) != 0;
+    return record;
+}
+
+// Settle a row from the registers; false where nothing is written, but the query is loaded.
+__device__ __forceinline__ bool settle_list(const Shared& shared, const Problem& problem,
+                                            const Sources& sources, const Query& query,
+                                            const RowRecord& found, RowRecord& record,
+                                            i64* selected) {
+    const List list{added_up(reinterpret_cast<const uint4*>(sources.list)),
+                    added_up(sources.norms),
+                    added_up(sources.bias),
+                    found.length,
+                    problem.capacity,
+                    found.has_bias != 0,
+                    found.radius};
+    Entries entries{};
+    load_entries(entries, list);
+    Doubts& doubts = *reinterpret_cast<Doubts*>(shared.band);
+    load_checked_query(shared.row, doubts, query.values, query.weights, query.weights_scale);
+    u32 num_scored;
+    if (!choose_from_list(shared, problem, list, entries, num_scored, selected)) return false;
+    if (threadIdx.x == 0) {
+        record.num_scored = num_scored;
+        record.is_exact = false;
+    }
+    return true;
+}
+
+// Settle a row; begins and ends without a barrier.
+__device__ __forceinline__ void settle_row(const Shared& shared, const Problem& problem,
+                                           const Sources& sources, const Query& query,
+                                           const RowRecord& found, RowRecord& record,
+                                           i64* selected) {
+    const bool is_easy = found.has_totals && !found.radius.is_zero &&
+                         can_choose(problem, found.length);
+    if (is_easy) {
+        if (settle_list(shared, problem, sources, query, found, record, selected)) return;
+    } else {
+        load_query(shared.row, query.values, query.weights, query.weights_scale);
+    }
+    __syncthreads();
+    settle_candidates(shared, problem, sources, found, record, selected);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     dsa_index_select_settle(const Stored* query, const Stored* key, const Stored* weights,
                             const float* bias, i64* selected, const float* norms,
@@ -129,13 +198,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     problem.begin = 0;
     problem.top_k = static_cast<u32>(top_k);
     problem.capacity = static_cast<u32>(capacity);
-    for (u64 index = blockIdx.x; index < num_rows; index += gridDim.x) {
+    RowRecord* const own_records = records + first_row;
+    const u32 end = static_cast<u32>(num_rows);
+    u32 next_word = load_record(own_records, blockIdx.x, end);
+    for (u32 index = blockIdx.x; index < end; index += gridDim.x) {
         const u64 row = first_row + index;
-        load_query(shared.row, query + row * H * D, weights + row * H, weights_scale);
+        const RowRecord found = record_of(next_word);
+        next_word = load_record(own_records, index + gridDim.x, end);
         problem.key = key + row / S * T * D;
         problem.bias = bias + row * T;
         const Sources sources{lists + index * list_words, norms + row / S * T, problem.bias};
-        settle_row(shared, problem, sources, records[row], selected + row * top_k);
+        const Query own{query + row * H * D, weights + row * H, weights_scale};
+        settle_row(shared, problem, sources, own, found, own_records[index],
+                   selected + row * top_k);
         __syncthreads();
     }
 }
