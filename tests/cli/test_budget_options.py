@@ -161,13 +161,15 @@ def test_the_table_shows_caps_and_the_watermark_at_80_columns(
 
 def test_a_plan_keeps_to_the_caps_of_roles(command: Command) -> None:
     model = ("plan", "--model", "glm-5.2", "--context", 2048)
-    cap = ("--budget", "device=1GiB", "--budget", "device.roles.workspace=100KiB")
+    cap = ("--budget", "device=1GiB", "--budget", "device.roles.workspace=1MiB")
+    # Each of 21 kernels holds a row's outcome, 256 B, and control words, 53,392 B.
+    lacking = 21 * (256 + 53_392) - 2**20
     code, out, _ = command(*model, *cap)
     assert code == 1
-    assert "it does not fit: role workspace of device:0 lacks 110.00 KiB" in out
+    assert f"it does not fit: role workspace of device:0 lacks {lacking / 2**10:.2f} KiB" in out
     data = json.loads(command(*model, *cap, "--json")[1])
-    assert data["budget_line"] == 'device.roles.workspace = "210 KiB"'
-    assert command(*model, *cap[:3], "device.roles.workspace=210KiB")[0] == 0
+    assert data["budget_line"] == 'device.roles.workspace = "2 MiB"'
+    assert command(*model, *cap[:3], "device.roles.workspace=2MiB")[0] == 0
 
 
 def test_a_plan_measures_what_a_headroom_needs(

@@ -15,6 +15,7 @@ Lines = dict[tuple[str, str, str], int]
 
 ONLY_ON_A_DEVICE = {
     ("device:0", "workspace", "DsaIndexSelect"),  # the reference needs none that is charged
+    ("device:0", "workspace", "DsaIndexSelect control"),  # nor has it thread blocks that meet
     ("device:0", "graph", "captured graph"),  # the CPU captures nothing
     ("pinned", "staging", "staging"),  # and copies without page-locked memory
 }

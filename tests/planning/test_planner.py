@@ -22,6 +22,10 @@ from nxrt.tensor import DType
 MILLION = 2**20
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 NO_LIMIT = MemoryBudget()
+OUTCOMES_NBYTES = 256
+"""What each kernel holds for few rows: 8 B a row, rounded up to a segment."""
+CONTROL_NBYTES = 53_392
+"""Of a row that is split over several thread blocks."""
 
 
 def planned(model: str, context: Any = MILLION, batch: Any = 1, **limits: Any) -> Plan:
@@ -65,7 +69,8 @@ def test_glm_at_a_million_caches_every_token_and_scores_in_every_indexer() -> No
     assert by_holder == {
         "latent cache": 78 * MILLION * 1152,
         "indexer keys": 21 * MILLION * 256,
-        "DsaIndexSelect": 21 * 5_242_880,
+        "DsaIndexSelect": 21 * OUTCOMES_NBYTES,
+        "DsaIndexSelect control": 21 * CONTROL_NBYTES,
         "captured graph": GRAPH_NBYTES,
         "staging": STAGING_NBYTES,
     }
@@ -75,7 +80,14 @@ def test_v32_at_its_limit() -> None:
     by_holder = {line.holder: line.nbytes for line in planned("deepseek-v3.2", 163_840).lines}
     assert by_holder["latent cache"] == 61 * 163_840 * 1152
     assert by_holder["indexer keys"] == 61 * 163_840 * 132
-    assert by_holder["DsaIndexSelect"] == 61 * 163_840 * 5
+    assert by_holder["DsaIndexSelect"] == 61 * OUTCOMES_NBYTES
+    assert by_holder["DsaIndexSelect control"] == 61 * CONTROL_NBYTES
+
+
+def test_where_one_block_takes_a_row_no_control_words_are_held() -> None:
+    by_holder = {line.holder: line.nbytes for line in planned("glm-5.2", 200, batch=3).lines}
+    assert by_holder["DsaIndexSelect"] == 21 * OUTCOMES_NBYTES
+    assert "DsaIndexSelect control" not in by_holder
 
 
 @pytest.mark.parametrize("context", [1, 12, 2304, 8192])
@@ -177,7 +189,8 @@ def test_a_batch_without_a_limit_in_sight_is_found_too() -> None:
     [
         ("glm-5.2", MILLION, 1, 'device = "94 GiB"'),
         ("deepseek-v3.2", 163_840, 8, 'device = "96 GiB"'),
-        ("glm-5.2", 2048, 1, 'device = "187 MiB"'),
+        # Caches of exactly 186 MiB, 21 times 256 + 53,392 B, and a graph of 96 KiB.
+        ("glm-5.2", 2048, 1, 'device = "188 MiB"'),
     ],
 )
 def test_a_plan_that_does_not_fit_names_a_line_that_does(
@@ -233,7 +246,8 @@ def test_an_indexer_by_itself_is_planned_value_by_value() -> None:
         (Role.ACTIVATION, "weights"): 2 * 32 * 2,
         (Role.ACTIVATION, "attention_bias"): 2 * 1000 * 4,
         (Role.ACTIVATION, "selected_indices"): 2 * 2048 * 8,
-        (Role.WORKSPACE, "DsaIndexSelect"): 8192 + 2048,
+        (Role.WORKSPACE, "DsaIndexSelect"): OUTCOMES_NBYTES,
+        (Role.WORKSPACE, "DsaIndexSelect control"): 2 * CONTROL_NBYTES,
         (Role.GRAPH, "captured graph"): GRAPH_NBYTES,
         (Role.STAGING, "staging"): STAGING_NBYTES,
     }

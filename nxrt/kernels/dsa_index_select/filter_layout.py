@@ -60,7 +60,8 @@ class FilterLayout:
         keys_per_block: of a row.
         capacity: candidates that a block's shared memory holds.
         shared_nbytes: of a block.
-        control_nbytes: by which the blocks of a row meet; 0 where each row has one block.
+        control_nbytes: by which the blocks of rows meet that are worked on at once. It does not
+            fall where more rows or keys come, though rows in numbers have a block each.
     """
 
     blocks_per_row: int
@@ -88,9 +89,7 @@ class FilterLayout:
             keys_per_block=keys_per_block,
             capacity=capacity,
             shared_nbytes=_fixed_nbytes(shape, dtype) + 2 * _segment(capacity * _WORD),
-            control_nbytes=checked_product(
-                "control words", shape.num_rows if blocks_per_row > 1 else 0, _CONTROL_NBYTES
-            ),
+            control_nbytes=_most_teams(shape, dtype, limits) * _CONTROL_NBYTES,
         )
 
 
@@ -108,6 +107,14 @@ def serves(shape: Shape, dtype: DType, limits: FilterLimits) -> bool:
     needed = shape.K + max(shape.K // 8, MAX_DOUBTS) + 2 * _tile(dtype)
     scratch = _stages_nbytes(shape, dtype) // _NUM_STAGES // _NUM_WARPS // _CANDIDATE_NBYTES
     return _capacity(shape, dtype, limits) >= max(needed, scratch)
+
+
+def _most_teams(shape: Shape, dtype: DType, limits: FilterLimits) -> int:
+    """Return how many rows at once may be split over blocks, of as many rows or fewer."""
+    tile = _tile(dtype)
+    if shape.T <= tile - tile // _NUM_WARPS:
+        return 0
+    return min(shape.num_rows, max(1, limits.num_multiprocessors // 2))
 
 
 def _num_parts(dtype: DType) -> int:
