@@ -307,6 +307,36 @@ __device__ __forceinline__ void take_places(const Block& block, const Kept<ROWS>
 }
 
 template <u32 ROWS>
+__device__ __forceinline__ void store_sample(const Block& block, const Kept<ROWS> (&kept)[HALVES],
+                                             const u32 (&places)[HALVES][OWN_KEYS<ROWS>]) {
+#pragma unroll
+    for (u32 half = 0; half < HALVES; ++half) {
+        u32* const sample = block.sample + own_row<ROWS>(half) * SAMPLE_CAPACITY;
+#pragma unroll
+        for (u32 i = 0; i < OWN_KEYS<ROWS>; ++i) {
+            const u32 place = places[half][i] % REACHED;
+            if (place < SAMPLE_CAPACITY) sample[place] = total_order_key(kept[half].lower[i]);
+        }
+    }
+}
+
+template <u32 ROWS>
+__device__ __forceinline__ void store_entries(const Block& block, const Lane& lane, u32 position,
+                                              const float (&totals)[HALVES][OWN_KEYS<ROWS>],
+                                              const u32 (&places)[HALVES][OWN_KEYS<ROWS>]) {
+#pragma unroll
+    for (u32 half = 0; half < HALVES; ++half) {
+        uint2* const list = lane.list + half * ROWS / HALVES * block.capacity;
+#pragma unroll
+        for (u32 i = 0; i < OWN_KEYS<ROWS>; ++i) {
+            const u32 place = places[half][i] % REACHED;
+            const uint2 entry = {position + 8 * i, __float_as_uint(totals[half][i])};
+            store_if(place < block.capacity, list + place, entry);
+        }
+    }
+}
+
+template <u32 ROWS>
 __device__ __forceinline__ void keep(const Block& block, const Pass& pass,
                                      const Current<ROWS>& current,
                                      const float (&totals)[HALVES][OWN_KEYS<ROWS>],
@@ -321,19 +351,10 @@ __device__ __forceinline__ void keep(const Block& block, const Pass& pass,
     if (kept[0].has_bias || kept[1].has_bias) tell_biases<ROWS>(block, kept);
     u32 places[HALVES][OWN_KEYS<ROWS>];
     take_places<ROWS>(block, kept, places);
-#pragma unroll
-    for (u32 i = 0; i < HALVES * OWN_KEYS<ROWS>; ++i) {
-        const u32 half = i / OWN_KEYS<ROWS>;
-        const u32 k = i % OWN_KEYS<ROWS>;
-        const u32 place = places[half][k] % REACHED;
-        const bool is_kept = place < pass.capacity;
-        if (pass.is_sample) {
-            u32* const sample = block.sample + own_row<ROWS>(half) * SAMPLE_CAPACITY;
-            if (is_kept) sample[place] = total_order_key(kept[half].lower[k]);
-        } else {
-            uint2* const list = lane.list + half * ROWS / HALVES * block.capacity;
-            store_if(is_kept, list + place, {position + 8 * k, __float_as_uint(totals[half][k])});
-        }
+    if (pass.is_sample) {
+        store_sample<ROWS>(block, kept, places);
+    } else {
+        store_entries<ROWS>(block, lane, position, totals, places);
     }
 }
 
