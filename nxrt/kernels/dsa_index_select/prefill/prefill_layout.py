@@ -283,7 +283,6 @@ def warpgroup_shared_nbytes(shape: PrefillShape, most_rows: int) -> int:
         _COLUMNS * 4,
         WARPGROUP_WARPS * _GUESS_BINS * 4,
         MAX_ROWS_PER_BLOCK * _WARPGROUP_ROW_STATE_NBYTES,
-        2 * 4,
         most_rows * _SAMPLE_CAPACITY * 4,
     )
 

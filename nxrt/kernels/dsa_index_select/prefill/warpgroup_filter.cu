@@ -58,11 +58,10 @@ template <u32 ROWS>
 __device__ __forceinline__ Block lay_out_block(Scratch& scratch) {
     u8* next = first_tile(dynamic_shared());
     Block block;
-    scratch.operand = take(next, PRODUCT_COLUMNS * D * 2);
-    scratch.weights = reinterpret_cast<float*>(take(next, PRODUCT_COLUMNS * 4));
+    scratch.operand = take(next, COLUMNS * D * 2);
+    scratch.weights = reinterpret_cast<float*>(take(next, COLUMNS * 4));
     scratch.bins = reinterpret_cast<u32*>(take(next, WARPS * GUESS_BINS * 4));
     block.rows = reinterpret_cast<RowState*>(take(next, MAX_ROWS * sizeof(RowState)));
-    block.is_done = reinterpret_cast<u32*>(take(next, NUM_GROUPS * 4));
     block.sample = reinterpret_cast<u32*>(take(next, ROWS * SAMPLE_CAPACITY * 4));
     block.weights = reinterpret_cast<const float4*>(scratch.weights);
     block.queries = shared_operand(scratch.operand);
@@ -82,20 +81,20 @@ __device__ __forceinline__ void restart(RowState& row, u64 threshold, bool is_ac
     row.limits.threshold = value;
     row.limits.above = value_of_key(total_order_key(value) + 1);
     row.limits.last = is_any ? ~static_cast<u32>(threshold) : 0xffffffffu;
-    row.length = 0;
-    row.num_reached = 0;
+    row.limits.counts = 0;
+    row.limits.num_dropped = 0;
     row.has_bias = 0;
     row.is_active = is_active;
 }
 
 // ---- the rows
 
-// The weights are w * weights_scale * scale, rounded once more than the contract's, which rounds
-// scale * dot instead: the radius has that rounding.
+// The weights are half of w * weights_scale * scale, rounded once more than the contract's, which
+// rounds scale * dot instead: the radius has that rounding.
 template <u32 ROWS>
 __device__ __forceinline__ void load_row(const Block& block, const Rows& rows, u32 r,
                                          const Scratch& scratch) {
-    constexpr u32 COLUMNS_PER_ROW = PRODUCT_COLUMNS / ROWS;
+    constexpr u32 COLUMNS_PER_ROW = COLUMNS / ROWS;
     const u32 lane_idx = threadIdx.x % WARP_SIZE;
     const bool is_row = r < rows.count;
     float* const own = reinterpret_cast<float*>(scratch.bins + r * GUESS_BINS);
@@ -103,7 +102,8 @@ __device__ __forceinline__ void load_row(const Block& block, const Rows& rows, u
         const bool is_head = is_row && h < rows.H;
         const float weight = is_head ? Input::widen(rows.weights[r * rows.H + h]) : 0.0f;
         own[h] = __fmul_rn(weight, rows.weights_scale);
-        scratch.weights[place_of_weight(r * COLUMNS_PER_ROW + h)] = __fmul_rn(own[h], rows.scale);
+        const float scaled = __fmul_rn(own[h], rows.scale);
+        scratch.weights[place_of_weight(r * COLUMNS_PER_ROW + h)] = 0.5f * scaled;
     }
     __syncwarp();
     Radius radius{};
@@ -127,7 +127,7 @@ template <u32 ROWS>
 __device__ __forceinline__ void load_rows(const Block& block, const Rows& rows,
                                           const Scratch& scratch) {
     const u32 r = threadIdx.x / WARP_SIZE;
-    load_queries<PRODUCT_COLUMNS / ROWS>(scratch.operand, rows.query, rows.count, rows.H);
+    load_queries<COLUMNS / ROWS>(scratch.operand, rows.query, rows.count, rows.H);
     if (r < ROWS) load_row<ROWS>(block, rows, r, scratch);
     fence_operands();
     __syncthreads();
@@ -138,9 +138,9 @@ __device__ __forceinline__ void load_rows(const Block& block, const Rows& rows,
 template <u32 ROWS>
 __device__ __forceinline__ void run_pass(const Block& block, u32 stride, bool is_sample) {
     const u32 num_tiles = (block.T - 1) / TILE_KEYS + 1;
-    if (threadIdx.x < NUM_GROUPS) block.is_done[threadIdx.x] = 0;
+    const u32 capacity = is_sample ? SAMPLE_CAPACITY : block.capacity;
     __syncthreads();
-    scan<ROWS>(block, {stride, (num_tiles - 1) / stride + 1, is_sample});
+    scan<ROWS>(block, {stride * TILE_KEYS, (num_tiles - 1) / stride + 1, is_sample, capacity});
     __syncthreads();
 }
 
@@ -174,7 +174,7 @@ __device__ __forceinline__ u64 threshold_of_list(const Block& block, const RowSt
 // Turn a row's part of a sample into its threshold. For a warp.
 __device__ __forceinline__ void end_sample(const Block& block, u32 r, u32 rank, u32* bins) {
     RowState& row = block.rows[r];
-    const u32 length = row.length < SAMPLE_CAPACITY ? row.length : SAMPLE_CAPACITY;
+    const u32 length = length_of(row) < SAMPLE_CAPACITY ? length_of(row) : SAMPLE_CAPACITY;
     __syncwarp();
     if (threadIdx.x % WARP_SIZE == 0) row.num_sampled = length;
     __syncwarp();
@@ -187,11 +187,13 @@ __device__ __forceinline__ void end_sample(const Block& block, u32 r, u32 rank, 
 __device__ __forceinline__ void close_row(const Block& block, u32 r, u32 top_k, bool is_last,
                                           u32* bins, RowRecord& record) {
     RowState& row = block.rows[r];
-    const bool is_whole = row.length <= block.capacity;
-    const bool is_enough = row.limits.threshold == lowest() || row.num_reached >= top_k;
+    const u32 num_kept = length_of(row);
+    const u32 num_reached = row.limits.counts / REACHED;
+    const bool is_whole = num_kept <= block.capacity;
+    const bool is_enough = row.limits.threshold == lowest() || num_reached >= top_k;
     const bool is_right = is_whole && is_enough;
     if (is_right || is_last) {
-        const u32 length = is_right ? row.length : NOT_COLLECTED;
+        const u32 length = is_right ? num_kept : NOT_COLLECTED;
         if (threadIdx.x % WARP_SIZE == 0) {
             record = {length, true, row.has_bias, 0, false, row.radius};
             row.is_active = false;
@@ -199,7 +201,7 @@ __device__ __forceinline__ void close_row(const Block& block, u32 r, u32 top_k, 
         return;
     }
     const u64 wanted = (top_k + block.capacity) / 2;
-    const u32 found = is_whole ? row.num_reached : row.length;
+    const u32 found = is_whole ? num_reached : num_kept;
     const u32 rank = static_cast<u32>(row.rank * wanted / (found + 1)) + 1;
     u64 threshold = guess_threshold(block, r, rank, bins);
     const float value = value_of_key(static_cast<u32>(threshold >> 32));
@@ -256,15 +258,15 @@ __device__ __forceinline__ void filter_rows(Block block, const Scratch& scratch,
                                             const Launch& launch, RowRecord* records) {
     const Block all = block;
     const Rows all_rows = rows;
-    const u64 last = launch.first_row + launch.num_rows;
     // The last rows first: under a causal mask they have the most keys, and would end last.
-    u64 begin = launch.first_row + (gridDim.x - 1 - blockIdx.x) * launch.rows_per_block;
-    const u64 end = begin + launch.rows_per_block < last ? begin + launch.rows_per_block : last;
-    if (HAS_TURNS && own_group() == 1) end_turn();  // the first turn is the other warpgroup's
-    while (begin < end) {
+    const u64 first = (gridDim.x - 1 - blockIdx.x) * launch.rows_per_block;
+    const u64 left = launch.num_rows - first;
+    u32 count = static_cast<u32>(left < launch.rows_per_block ? left : launch.rows_per_block);
+    for (u32 done = 0; count > 0; done += rows.count, count -= rows.count) {
+        const u64 begin = launch.first_row + first + done;
         const u64 batch = begin / launch.S;
-        const u64 batch_end = (batch + 1) * launch.S;
-        rows.count = static_cast<u32>((batch_end < end ? batch_end : end) - begin);
+        const u64 batch_left = (batch + 1) * launch.S - begin;
+        rows.count = batch_left < count ? static_cast<u32>(batch_left) : count;
         rows.query = all_rows.query + begin * rows.H * D;
         rows.weights = all_rows.weights + begin * rows.H;
         rows.bias = all_rows.bias + begin * launch.T;
@@ -273,7 +275,6 @@ __device__ __forceinline__ void filter_rows(Block block, const Scratch& scratch,
         block.norms = all.norms + batch * launch.T;
         load_rows<ROWS>(block, rows, scratch);
         fill_lists<ROWS>(block, launch.sampling, launch.top_k, scratch.bins, records + begin);
-        begin += rows.count;
     }
 }
 

@@ -10,11 +10,10 @@
 constexpr u32 TILE_KEYS = PRODUCT_ROWS;
 constexpr u32 STEPS = D / PRODUCT_DEPTH;
 constexpr u32 STEPS_PER_TILE = SWIZZLE_ROW / (2 * PRODUCT_DEPTH);
-constexpr u32 OPERAND_TILE = PRODUCT_COLUMNS * SWIZZLE_ROW;
-constexpr u32 LATE_STEPS = 2;  // under way when the other warpgroup may start its own
-constexpr u32 LANE_KEYS = 2;   // of a tile
-
-static_assert(STEPS > LATE_STEPS, "something to wait for");
+constexpr u32 HALVES = 2;  // of the rows, each of a product's columns
+constexpr u32 COLUMNS = HALVES * PRODUCT_COLUMNS;
+constexpr u32 OPERAND_TILE = COLUMNS * SWIZZLE_ROW;
+constexpr u32 LANE_KEYS = 2;  // of a tile
 
 // The part of a tile's keys that a lane loads: chunks 4c + j of keys g and g + 8 of its warp's 16.
 struct KeyWords {
@@ -31,19 +30,11 @@ __device__ __forceinline__ u32 key_in_tile() {
     return threadIdx.x % WARPGROUP_SIZE / WARP_SIZE * 16 + threadIdx.x % WARP_SIZE / 4;
 }
 
-// Keys past the last are the last one again.
-__device__ __forceinline__ void load_key_words(KeyWords& words, const Stored* key, u32 begin,
-                                               u32 T) {
+// `key` is where this lane's part of the first key is.
+__device__ __forceinline__ void load_key(uint4 (&chunks)[QUADS], const Stored* key, u32 position) {
+    const uint4* source = reinterpret_cast<const uint4*>(key + static_cast<u64>(position) * D);
 #pragma unroll
-    for (u32 i = 0; i < LANE_KEYS; ++i) {
-        const u32 offset = key_in_tile() + 8 * i;
-        const u32 position = offset < T - begin ? begin + offset : T - 1;
-        const uint4* source = reinterpret_cast<const uint4*>(key + static_cast<u64>(position) * D);
-#pragma unroll
-        for (u32 c = 0; c < QUADS; ++c) {
-            words.chunks[i][c] = __ldg(source + 4 * c + threadIdx.x % 4);
-        }
-    }
+    for (u32 c = 0; c < QUADS; ++c) chunks[c] = __ldg(source + 4 * c);
 }
 
 // The products that read what was in the fragments must be done; `zero` as `in_place_of` says.
@@ -66,7 +57,7 @@ __device__ __forceinline__ void arrange(KeyFragments& fragments, const KeyWords&
 template <u32 COLUMNS_PER_ROW>
 __device__ __forceinline__ void load_queries(u8* operand, const Stored* query, u32 num_rows,
                                              u32 H) {
-    for (u32 i = threadIdx.x; i < PRODUCT_COLUMNS * QUADS; i += THREADS) {
+    for (u32 i = threadIdx.x; i < COLUMNS * QUADS; i += THREADS) {
         const u32 column = i / QUADS;
         const u32 c = i % QUADS;
         const u32 r = column / COLUMNS_PER_ROW;
@@ -98,61 +89,85 @@ __device__ __forceinline__ u32 place_of_weight(u32 column) {
     return (column / 16 * 4 + column % 8 / 2) * 4 + half * 2 + column % 2;
 }
 
-// Start to multiply a warpgroup's keys with all rows, in two groups.
+// Start to multiply a warpgroup's keys with half of the rows.
 __device__ __forceinline__ void start_products(float (&dots)[PRODUCT_VALUES],
-                                               const KeyFragments& keys, SharedOperand operand) {
+                                               const KeyFragments& keys, SharedOperand queries,
+                                               u32 half) {
+    const SharedOperand operand = advanced(queries, half * PRODUCT_COLUMNS * SWIZZLE_ROW);
     fence_products();
 #pragma unroll
     for (u32 step = 0; step < STEPS; ++step) {
         const u32 offset = step / STEPS_PER_TILE * OPERAND_TILE +
                            step % STEPS_PER_TILE * 2 * PRODUCT_DEPTH;
         start_product(Input(), dots, keys.words[step], advanced(operand, offset), step != 0);
-        if (step + LATE_STEPS + 1 == STEPS) commit_products();
     }
     commit_products();
 }
 
-// Sum over the 4 lanes that share keys: lane j gets row j * ROWS / 4 + i at i.
+// Of each half of ROWS rows a lane decides about one, for so many of its keys.
 template <u32 ROWS>
-__device__ __forceinline__ void reduce_totals(float (&totals)[ROWS][LANE_KEYS]) {
+constexpr u32 OWN_KEYS = ROWS * LANE_KEYS / HALVES / 4;
+
+template <u32 ROWS>
+__device__ __forceinline__ u32 own_row(u32 half) {
+    return half * ROWS / HALVES + threadIdx.x % 4 * OWN_KEYS<ROWS> / LANE_KEYS;
+}
+
+// The first of them; another is 8 further on.
+template <u32 ROWS>
+__device__ __forceinline__ u32 own_key() {
+    return key_in_tile() + threadIdx.x % 4 * OWN_KEYS<ROWS> % LANE_KEYS * 8;
+}
+
+// Sum over the 4 lanes that share keys: lane j gets values j * NUM / 4 + i at i.
+template <u32 NUM>
+__device__ __forceinline__ void reduce_totals(float (&values)[NUM]) {
 #pragma unroll
     for (u32 part = 2; part > 0; part /= 2) {
         const bool is_upper = (threadIdx.x & part) != 0;
-        const u32 count = ROWS * part / 4;
+        const u32 count = NUM * part / 4;
 #pragma unroll
-        for (u32 r = 0; r < count; ++r) {
-#pragma unroll
-            for (u32 i = 0; i < LANE_KEYS; ++i) {
-                const float sent = is_upper ? totals[r][i] : totals[r + count][i];
-                const float kept = is_upper ? totals[r + count][i] : totals[r][i];
-                totals[r][i] = kept + __shfl_xor_sync(FULL_WARP, sent, part);
-            }
+        for (u32 i = 0; i < count; ++i) {
+            const float sent = is_upper ? values[i] : values[i + count];
+            const float kept = is_upper ? values[i + count] : values[i];
+            values[i] = kept + __shfl_xor_sync(FULL_WARP, sent, part);
         }
     }
 }
 
-// The rows' scores of this lane's keys, without bias, to within each row's radius; then reduced.
+// Twice what is positive of a dot, exactly; unlike a maximum, at the rate of sums.
+__device__ __forceinline__ float twice_relu(float dot) { return __fadd_rn(dot, fabsf(dot)); }
+
+// The scores, without bias and to within the radius, that this lane decides about in half of ROWS
+// rows. The weights are half of what they are.
 template <u32 ROWS>
-__device__ __forceinline__ void add_up_heads(const float4* weights,
+__device__ __forceinline__ void add_up_heads(const float4* weights, u32 half,
                                              const float (&dots)[PRODUCT_VALUES],
-                                             float (&totals)[ROWS][LANE_KEYS]) {
-    constexpr u32 PAIRS_PER_ROW = PRODUCT_COLUMNS / 16 / ROWS;
+                                             float (&own)[OWN_KEYS<ROWS>]) {
+    constexpr u32 HALF_ROWS = ROWS / HALVES;
+    constexpr u32 PAIRS = PRODUCT_COLUMNS / 16 / HALF_ROWS;  // of column tiles, of a row
+    const float4* const of_lane = weights + half * PRODUCT_COLUMNS / 4 + threadIdx.x % 4;
+    float totals[HALF_ROWS * LANE_KEYS] = {};
 #pragma unroll
-    for (u32 r = 0; r < ROWS; ++r) {
-        totals[r][0] = totals[r][1] = 0.0f;
+    for (u32 pair = 0; pair < PAIRS; ++pair) {
 #pragma unroll
-        for (u32 pair = r * PAIRS_PER_ROW; pair < (r + 1) * PAIRS_PER_ROW; ++pair) {
-            const float4 weight = weights[pair * 4 + threadIdx.x % 4];
+        for (u32 r = 0; r < HALF_ROWS; ++r) {
+            const float4 weight = of_lane[(r * PAIRS + pair) * 4];
 #pragma unroll
             for (u32 i = 0; i < LANE_KEYS; ++i) {
-                const u32 own = 8 * pair + 2 * i;
-                float& total = totals[r][i];
-                total = fmaf(fmaxf(dots[own], 0.0f), weight.x, total);
-                total = fmaf(fmaxf(dots[own + 1], 0.0f), weight.y, total);
-                total = fmaf(fmaxf(dots[own + 4], 0.0f), weight.z, total);
-                total = fmaf(fmaxf(dots[own + 5], 0.0f), weight.w, total);
+                const u32 first = 8 * (r * PAIRS + pair) + 2 * i;
+                float& total = totals[r * LANE_KEYS + i];
+                total = fmaf(twice_relu(dots[first]), weight.x, total);
+                total = fmaf(twice_relu(dots[first + 1]), weight.y, total);
+                total = fmaf(twice_relu(dots[first + 4]), weight.z, total);
+                total = fmaf(twice_relu(dots[first + 5]), weight.w, total);
             }
         }
     }
-    reduce_totals<ROWS>(totals);
+    // Here, not where the sums are used: the next products take the place of the dots.
+#pragma unroll
+    for (u32 i = 0; i < HALF_ROWS * LANE_KEYS; ++i) totals[i] = pinned(totals[i]);
+    reduce_totals(totals);
+#pragma unroll
+    for (u32 i = 0; i < OWN_KEYS<ROWS>; ++i) own[i] = totals[i];
 }

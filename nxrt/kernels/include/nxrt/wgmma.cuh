@@ -1,21 +1,21 @@
 // What only PTX of sm_90a can say: matrix products of four warps; and barriers of some of a block's
-// threads.
+// threads, and what has an effect or not without a branch.
 //
-// Elsewhere it compiles, and traps where it is reached.
+// Elsewhere products compile, and trap where they are reached.
 #pragma once
 
 #include "nxrt/numerics.cuh"
 
 constexpr u32 WARPGROUP_SIZE = 128;
 constexpr u32 PRODUCT_ROWS = 64;      // of a warpgroup's product
-constexpr u32 PRODUCT_COLUMNS = 256;
+constexpr u32 PRODUCT_COLUMNS = 128;
 constexpr u32 PRODUCT_DEPTH = 16;
 constexpr u32 PRODUCT_VALUES = PRODUCT_ROWS * PRODUCT_COLUMNS / WARPGROUP_SIZE;
 constexpr u32 SWIZZLE_ROW = 128;      // bytes of a column in one tile of an operand
 constexpr u32 SWIZZLE_NBYTES = 1024;  // what such a tile is aligned to
 
-// The right operand of a product in shared memory: tiles of [PRODUCT_COLUMNS][SWIZZLE_ROW] bytes, a
-// column's 16-byte chunk c at c ^ column % 8.
+// The right operand of a product in shared memory: tiles of SWIZZLE_ROW bytes of each column, whose
+// 16-byte chunk c is at c ^ column % 8.
 struct SharedOperand {
     u64 descriptor;
 };
@@ -39,40 +39,20 @@ struct SharedOperand {
     "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), \
     "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
     "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), \
-    "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), \
-    "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), \
-    "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), \
-    "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), \
-    "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), \
-    "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), \
-    "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), \
-    "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), \
-    "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), \
-    "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), \
-    "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), \
-    "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), \
-    "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), \
-    "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), \
-    "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), \
-    "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), \
-    "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+    "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
 
 #define NXRT_VALUE_NAMES \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 // clang-format on
 
 #define NXRT_PRODUCT(type)                                                                 \
     asm volatile(                                                                          \
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %133, 0;\n"                                \
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" NXRT_VALUE_NAMES \
-        "}, {%128, %129, %130, %131}, %132, adds, 1, 1, 0;\n}\n"                           \
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %69, 0;\n"                                \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" NXRT_VALUE_NAMES \
+        "}, {%64, %65, %66, %67}, %68, adds, 1, 1, 0;\n}\n"                           \
         : NXRT_VALUES                                                                      \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor),                   \
           "r"(static_cast<int>(adds)))
@@ -85,12 +65,12 @@ __device__ __forceinline__ SharedOperand shared_operand(const u8* tile) {
     return {address >> 4 | UNUSED_STRIDE | GROUP_STRIDE | IS_SWIZZLED};
 }
 
-// Of a later depth, or of the next tile.
+// Of later columns, a later depth, or another tile.
 __device__ __forceinline__ SharedOperand advanced(SharedOperand operand, u32 nbytes) {
     return {operand.descriptor + nbytes / 16};
 }
 
-// Start d[64x256] = a[64x16] * b[16x256], plus d where `adds`. Warp w of the warpgroup has rows 16w
+// Start d[64x128] = a[64x16] * b[16x128], plus d where `adds`. Warp w of the warpgroup has rows 16w
 // to 16w + 15; lane (g, j) of it d[g][8n+2j], d[g][8n+2j+1], d[g+8][8n+2j], d[g+8][8n+2j+1] at 4n,
 // and a as for mma_m16n8k16. Until `finish_products` both must be left alone.
 __device__ __forceinline__ void start_product(BF16, float (&d)[PRODUCT_VALUES], const u32 (&a)[4],
@@ -117,15 +97,14 @@ __device__ __forceinline__ void commit_products() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Wait until no more than NUM_OPEN of the groups that `commit_products` closed are under way.
+// Wait until no more than NUM_OPEN of the groups that `commit_products` closed are under way; d is
+// of one that no longer is.
 template <u32 NUM_OPEN>
-__device__ __forceinline__ void wait_for_products() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(NUM_OPEN) : "memory");
-}
-
-// Wait for all of them.
 __device__ __forceinline__ void finish_products(float (&d)[PRODUCT_VALUES]) {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" : NXRT_VALUES::"memory");
+    asm volatile("wgmma.wait_group.sync.aligned %64;"
+                 : NXRT_VALUES
+                 : "n"(NUM_OPEN)
+                 : "memory");
 }
 
 #undef NXRT_PRODUCT
@@ -146,7 +125,6 @@ __device__ __forceinline__ void fence_products() {}
 __device__ __forceinline__ void fence_operands() {}
 __device__ __forceinline__ void commit_products() {}
 template <u32 NUM_OPEN>
-__device__ __forceinline__ void wait_for_products() {}
 __device__ __forceinline__ void finish_products(float (&)[PRODUCT_VALUES]) {}
 
 #endif
@@ -190,4 +168,40 @@ __device__ __forceinline__ bool any_of_some(u32 barrier, u32 num_threads, bool i
         : "r"(static_cast<u32>(is_so)), "r"(barrier), "r"(num_threads)
         : "memory");
     return any != 0;
+}
+
+// Without a branch, where `is_so`: add to a word in shared memory and return what was there; else
+// return `otherwise`.
+__device__ __forceinline__ u32 add_if(bool is_so, u32* word, u32 value, u32 otherwise) {
+    u32 before = otherwise;
+    asm volatile(
+        "{\n.reg .pred is_so;\nsetp.ne.b32 is_so, %1, 0;\n"
+        "@is_so atom.shared.add.u32 %0, [%2], %3;\n}\n"
+        : "+r"(before)
+        : "r"(static_cast<u32>(is_so)), "r"(static_cast<u32>(__cvta_generic_to_shared(word))),
+          "r"(value)
+        : "memory");
+    return before;
+}
+
+// Likewise store to global memory.
+__device__ __forceinline__ void store_if(bool is_so, uint2* place, uint2 value) {
+    asm volatile(
+        "{\n.reg .pred is_so;\nsetp.ne.b32 is_so, %0, 0;\n"
+        "@is_so st.global.v2.u32 [%1], {%2, %3};\n}\n" ::"r"(static_cast<u32>(is_so)),
+        "l"(__cvta_generic_to_global(place)), "r"(value.x), "r"(value.y)
+        : "memory");
+}
+
+// Return the same, which the compiler keeps from here on instead of what it is made of.
+
+template <class Type>
+__device__ __forceinline__ Type* pinned(Type* pointer) {
+    asm volatile("" : "+l"(pointer));
+    return pointer;
+}
+
+__device__ __forceinline__ float pinned(float value) {
+    asm volatile("" : "+f"(value));
+    return value;
 }

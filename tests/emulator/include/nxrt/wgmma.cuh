@@ -7,7 +7,7 @@
 
 constexpr u32 WARPGROUP_SIZE = 128;
 constexpr u32 PRODUCT_ROWS = 64;
-constexpr u32 PRODUCT_COLUMNS = 256;
+constexpr u32 PRODUCT_COLUMNS = 128;
 constexpr u32 PRODUCT_DEPTH = 16;
 constexpr u32 PRODUCT_VALUES = PRODUCT_ROWS * PRODUCT_COLUMNS / WARPGROUP_SIZE;
 constexpr u32 SWIZZLE_ROW = 128;
@@ -63,7 +63,6 @@ inline void fence_products() {}
 inline void fence_operands() {}
 inline void commit_products() {}
 template <u32 NUM_OPEN>
-inline void wait_for_products() {}
 inline void finish_products(float (&)[PRODUCT_VALUES]) {}
 inline u32 in_place_of(u32 before, u32 word, u32 zero) { return word ^ (before & zero); }
 
@@ -99,3 +98,14 @@ inline bool any_of_some(u32 number, u32 num_threads, bool is_so) {
     return barrier.votes[round % 2] != 0;
 }
 inline void sync_some(u32 number, u32 num_threads) { any_of_some(number, num_threads, false); }
+
+inline u32 add_if(bool is_so, u32 *word, u32 value, u32 otherwise) {
+    return is_so ? atomicAdd(word, value) : otherwise;
+}
+inline void store_if(bool is_so, uint2 *place, uint2 value) {
+    if (is_so) *place = value;
+}
+template <class Type>
+inline Type pinned(Type value) {
+    return value;
+}
