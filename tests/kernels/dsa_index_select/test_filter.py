@@ -19,6 +19,7 @@ from tests.helpers.sessions import kernel_of
 from tests.helpers.targets import Target
 
 DTYPES = (DType.BF16, DType.F16, DType.F32)
+# Slow is what tools that watch every access would take minutes for.
 GPU = (pytest.mark.gpu, pytest.mark.slow)
 GPU_AND_FAKE = (pytest.mark.gpu, pytest.mark.fake)
 
@@ -181,8 +182,14 @@ def every(kinds: Iterable[str], *others: Iterable[Any]) -> list[Any]:
     """Combine kinds of data with all else: on a device in every way, on the test double, which is
     slow, each kind in one way, another for each."""
     ways = list(product(*others))
+
+    def marks(index: int, turn: int) -> tuple[pytest.MarkDecorator, ...]:
+        if turn != index % len(ways):
+            return GPU
+        return GPU_AND_FAKE if index % 3 == 0 else (*GPU_AND_FAKE, pytest.mark.slow)
+
     return [
-        pytest.param(kind, *way, marks=GPU_AND_FAKE if turn == index % len(ways) else GPU)
+        pytest.param(kind, *way, marks=marks(index, turn))
         for index, kind in enumerate(kinds)
         for turn, way in enumerate(ways)
     ]
@@ -209,6 +216,30 @@ def test_buffers_that_overflow(
     assert shape.K + 512 < capacity < 2600
     with changed_kernel(cuda_provider, limits=TIGHT[limits]):
         check(Target(cuda_provider, "eager"), drawn(kind, shape, dtype), repeats=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        (Shape(1, 1, 8192, 32, 128, 2048), DType.BF16),
+        (Shape(1, 1, 1 << 17, 32, 128, 2048), DType.BF16),
+        (Shape(3, 1, 1 << 16, 64, 128, 2048), DType.F16),
+        (Shape(140, 1, 8192, 32, 128, 2048), DType.BF16),
+        (Shape(2, 1, 1 << 16, 32, 128, 2048), DType.F32),
+        (Shape(1, 200, 1 << 14, 32, 128, 2048), DType.BF16),
+        (Shape(2, 37, 20_001, 64, 128, 2048), DType.F16),
+    ],
+    ids=str,
+)
+def test_the_exact_route_selects_the_same_at_real_sizes(
+    cuda_provider: CudaProvider, shape: Shape, dtype: DType
+) -> None:
+    case, target = drawn("gauss", shape, dtype), Target(cuda_provider, "captured")
+    with changed_kernel(cuda_provider, has_filter=False):
+        expected = target.run(case)
+    assert target.run(case, repeats=3).tobytes() == expected.tobytes()
 
 
 @pytest.mark.gpu

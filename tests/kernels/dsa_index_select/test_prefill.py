@@ -56,6 +56,7 @@ def eager(cuda_provider: CudaProvider) -> Target:
     return Target(cuda_provider, "eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_data_with_thresholds(eager: Target, kind: str) -> None:
     check(eager, drawn(kind, SAMPLED, DType.BF16), repeats=1)
@@ -99,6 +100,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("kind", ["gauss", "masked"])
 def test_guesses_that_fail(
