@@ -104,8 +104,9 @@ def require_cuda() -> None:
 
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a compile cache of this test run's own, shared by its tests."""
-    return tmp_path_factory.mktemp("compile-cache")
+    """Return a compile cache shared by a run's tests: its own, or that of NXRT_TEST_CACHE_DIR."""
+    given = os.environ.get("NXRT_TEST_CACHE_DIR")
+    return Path(given) if given else tmp_path_factory.mktemp("compile-cache")
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tools.sanitize import TOOLS, SanitizerResult, find_sanitizer, run_sanitizer
 from tools.source_digest import ROOT, source_digest
 
 LOGS = ROOT / "gpu-logs"
+CACHE = LOGS / "compile-cache"
 
 
 def main() -> int:
@@ -42,6 +44,7 @@ def main() -> int:
     RESULTS.mkdir(exist_ok=True)
     with CudaProvider() as provider:
         console.rule(f"{provider.capabilities.name}: tests")
+        warm_cache()
         tests = run_tests(LOGS / "tests.xml")
         sanitizers = run_sanitizers(console)
         console.rule("benchmarks")
@@ -74,7 +77,7 @@ def main() -> int:
 
 def run_tests(junit: Path) -> dict[str, int]:
     """Run the tests marked gpu, with a missing device counting as a failure; return the counts."""
-    environment = os.environ | {"NXRT_REQUIRE_CUDA": "1"}
+    environment = os.environ | {"NXRT_REQUIRE_CUDA": "1", "NXRT_TEST_CACHE_DIR": str(CACHE)}
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={junit}", "tests"]
     junit.unlink(missing_ok=True)
     subprocess.run(command, env=environment, cwd=ROOT, check=False)
@@ -98,14 +101,26 @@ def run_sanitizers(console: Console) -> list[SanitizerResult]:
     if sanitizer is None:
         console.print("compute-sanitizer is not installed: not run")
         return []
-    results = []
-    for tool in TOOLS:
-        console.rule(f"compute-sanitizer {tool}")
+
+    def run(tool: str) -> SanitizerResult:
         started = time.monotonic()
-        with console.status(f"{tool} is running; its output goes to gpu-logs/{tool}.log"):
-            results.append(run_sanitizer(sanitizer, tool, LOGS / f"{tool}.log"))
-        console.print(results[-1], f"{time.monotonic() - started:,.0f} s")
-    return results
+        result = run_sanitizer(sanitizer, tool, LOGS / f"{tool}.log", CACHE)
+        console.print(result, f"{time.monotonic() - started:,.0f} s")
+        return result
+
+    console.rule("compute-sanitizer")
+    names = ", ".join(TOOLS)
+    with (
+        console.status(f"{names} are running; their output goes to gpu-logs"),
+        ThreadPoolExecutor(len(TOOLS)) as pool,
+    ):
+        return list(pool.map(run, TOOLS))
+
+
+def warm_cache() -> None:
+    """Compile every kernel at once, so that no test waits for it; what fails is shown by tests."""
+    command = [sys.executable, "-m", "nxrt", "cache", "warm", "--dir", str(CACHE)]
+    subprocess.run(command, cwd=ROOT, check=False)
 
 
 def describe(provider: CudaProvider) -> dict[str, Any]:

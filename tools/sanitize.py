@@ -46,14 +46,21 @@ def find_sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or (str(installed) if installed.is_file() else None)
 
 
-def run_sanitizer(sanitizer: str, tool: str, log: Path) -> SanitizerResult:
-    """Run the quick GPU tests under one tool; the whole output goes to `log`."""
+def run_sanitizer(sanitizer: str, tool: str, log: Path, cache: Path) -> SanitizerResult:
+    """Run the quick GPU tests under one tool; the whole output goes to `log`.
+
+    Compiled kernels are taken from and kept in `cache`.
+    """
     command = [sanitizer, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "70"]
     # Its backtraces of the host would keep the frames of Python alive, and what they refer to.
     command += ["--show-backtrace", "device"]
     quick = ["-m", "gpu and not slow", "--timeout", "0", "--durations", "20"]
     tests = ["-m", "pytest", "-q", *quick, *TOOLS[tool]]
-    environment = os.environ | {"NXRT_REQUIRE_CUDA": "1", "NXRT_MAX_REPEATS": "2"}
+    environment = os.environ | {
+        "NXRT_REQUIRE_CUDA": "1",
+        "NXRT_MAX_REPEATS": "2",
+        "NXRT_TEST_CACHE_DIR": str(cache),
+    }
     with log.open("w", encoding="utf-8") as output:
         run = subprocess.run(
             [*command, sys.executable, *tests],

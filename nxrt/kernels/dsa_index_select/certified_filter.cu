@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         problem.capacity = static_cast<u32>(capacity);
         problem.warp_idx = warp_idx;
         const Stored* const own_weights = weights + index * H;
-        Team team = team_of(control + blockIdx.y);
+        Team team = team_of(control + index % gridDim.y);
         Ahead ahead = start(shared, problem, feed, query + index * H * D, own_weights);
         forget(shared);
         wait_for_copies<0>();

@@ -6,7 +6,7 @@ certified_filter.cu lays out its memory by the same numbers.
 from dataclasses import dataclass
 
 from nxrt.kernels.dsa_index_select.spec import Shape
-from nxrt.tensor import DType, checked_product
+from nxrt.tensor import DType
 
 HALF_DTYPES = (DType.F16, DType.BF16)
 DTYPES = (DType.F32, *HALF_DTYPES)
@@ -112,7 +112,7 @@ def serves(shape: Shape, dtype: DType, limits: FilterLimits) -> bool:
 def _most_teams(shape: Shape, dtype: DType, limits: FilterLimits) -> int:
     """Return how many rows at once may be split over blocks, of as many rows or fewer."""
     tile = _tile(dtype)
-    if shape.T <= tile - tile // _NUM_WARPS:
+    if tile - tile // _NUM_WARPS >= shape.T:
         return 0
     return min(shape.num_rows, max(1, limits.num_multiprocessors // 2))
 

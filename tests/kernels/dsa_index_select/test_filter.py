@@ -148,7 +148,7 @@ SHAPES = {
     "narrow": Shape(1, 1, 2500, 8, 64, 64),
     "padded heads": Shape(1, 3, 900, 24, 128, 300),
     "more heads": Shape(1, 1, 600, 64, 64, 700),
-    "prefill": Shape(2, 19, 700, 32, 64, 100),
+    "many rows": Shape(2, 19, 700, 32, 64, 100),
 }
 
 TIGHT = {
@@ -179,8 +179,8 @@ def check(target: Target, case: IndexSelectCase, repeats: int = 3) -> None:
 
 
 def every(kinds: Iterable[str], *others: Iterable[Any]) -> list[Any]:
-    """Combine kinds of data with all else: on a device in every way, on the test double, which is
-    slow, each kind in one way, another for each."""
+    """Combine kinds of data with all else: on a device in every second way, on the test double,
+    which is slow, each kind in one way, another for each."""
     ways = list(product(*others))
 
     def marks(index: int, turn: int) -> tuple[pytest.MarkDecorator, ...]:
@@ -192,6 +192,7 @@ def every(kinds: Iterable[str], *others: Iterable[Any]) -> list[Any]:
         pytest.param(kind, *way, marks=marks(index, turn))
         for index, kind in enumerate(kinds)
         for turn, way in enumerate(ways)
+        if turn % 2 == index % 2 or turn == index % len(ways)
     ]
 
 
@@ -228,8 +229,8 @@ def test_buffers_that_overflow(
         (Shape(3, 1, 1 << 16, 64, 128, 2048), DType.F16),
         (Shape(140, 1, 8192, 32, 128, 2048), DType.BF16),
         (Shape(2, 1, 1 << 16, 32, 128, 2048), DType.F32),
-        (Shape(1, 200, 1 << 14, 32, 128, 2048), DType.BF16),
-        (Shape(2, 37, 20_001, 64, 128, 2048), DType.F16),
+        (Shape(1, 500, 1 << 14, 32, 128, 2048), DType.BF16),
+        (Shape(2, 117, 20_001, 64, 128, 2048), DType.F16),
     ],
     ids=str,
 )

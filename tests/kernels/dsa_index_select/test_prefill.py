@@ -18,6 +18,7 @@ from nxrt.kernels.dsa_index_select.prefill.prefill_layout import (
 )
 from nxrt.kernels.dsa_index_select.spec import Shape
 from tests.helpers.cases import IndexSelectCase
+from tests.helpers.sessions import kernel_of, running
 from tests.helpers.targets import Target
 from tests.kernels.dsa_index_select.test_filter import KINDS as KINDS_OF_DATA
 from tests.kernels.dsa_index_select.test_filter import biased, check, drawn
@@ -42,6 +43,12 @@ KINDS = [
     *("causal", "nan keys", "infinite keys", "nan weight", "huge", "tiny", "zero queries"),
     *("bias -1e9", "bias inf", "bias nan", "bias 1000", "outliers", "negative weights"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _few_rows_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rows that the decode route would be faster for take the route that is tested here."""
+    monkeypatch.setattr(prefill_route, "LEAST_SHARE_OF_A_WAVE", 0)
 
 
 @pytest.fixture(params=["warpgroups", "warps"])
@@ -192,3 +199,16 @@ def test_a_plateau_in_doubt_is_scored_exactly(eager: Target) -> None:
     found = records_of(eager, drawn("relu", SAMPLED, DType.BF16), SAMPLED)
     assert (found["length"] == np.int32(NOT_COLLECTED - 2**32)).any()
     assert found["is_exact"].any()
+
+
+def test_rows_that_fill_little_of_a_device_are_left_to_the_decode_route(
+    cuda_provider: CudaProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = drawn("gauss", replace(SAMPLED, T=300), DType.BF16)
+    for share, launches in ((3 / 8, (1, 0)), (0, (0, 1))):
+        monkeypatch.setattr(prefill_route, "LEAST_SHARE_OF_A_WAVE", share)
+        with running(cuda_provider, case) as (session, binding, guarded):
+            session.run(binding)
+            assert guarded.read().tobytes() == case.expected().tobytes()
+            stats = kernel_of(session).stats
+            assert (stats.filter_launches, stats.prefill_launches) == launches

@@ -133,14 +133,15 @@ class Probe:
 @pytest.mark.parametrize("dtype", DTYPE_STRUCTS, ids=str)
 @pytest.mark.parametrize("kind", FINITE)
 def test_the_truth_and_the_contract_are_within_half_the_radius(
-    run: Run, source: Path, kind: str, dtype: DType, record_property: Any
+    run: Run, source: Path, kind: str, dtype: DType
 ) -> None:
     probe = Probe(run, source, drawn(kind, SHAPE, dtype))
     truth = probe.truth()
     of_totals = np.abs(probe.totals - truth) / probe.widths
     of_sums = np.abs(probe.sums(np.zeros((1, SHAPE.T), np.float32)) - truth) / probe.widths
-    record_property("largest error / radius", f"{of_totals.max():.4f} {of_sums.max():.4f}")
-    assert max(of_totals.max(), of_sums.max()) <= 0.5
+    largest = max(of_totals.max(), of_sums.max())
+    print(f"largest error / radius of {kind} in {dtype}: {largest:.4f}")
+    assert largest <= 0.5
 
 
 @pytest.mark.parametrize("dtype", DTYPE_STRUCTS, ids=str)

@@ -136,6 +136,11 @@ def plan_prefill(
     )
 
 
+def rows_of_block(num_heads: int) -> int:
+    """Return the most rows of a block of warpgroup_filter.cu, 0 where it has no kernel."""
+    return next((rows for most, rows in ROWS_OF_HEADS.items() if num_heads <= most), 0)
+
+
 def plan_warpgroups(
     shape: PrefillShape, num_rows: int, num_processors: int, max_shared_nbytes: int
 ) -> PrefillPlan | None:
@@ -144,7 +149,7 @@ def plan_warpgroups(
     It serves up to 64 heads, and as many keys as a sample of a sample can tell of; the device is
     the caller's matter. For the arguments see `plan_prefill`.
     """
-    most_rows = next((rows for h, rows in ROWS_OF_HEADS.items() if shape.num_heads <= h), 0)
+    most_rows = rows_of_block(shape.num_heads)
     capacity = warpgroup_list_capacity(shape.top_k)
     if most_rows == 0 or capacity > MAX_CAPACITY or shape.num_keys >= _MAX_WARPGROUP_KEYS:
         return None
