@@ -156,12 +156,14 @@ def _bare_graph(graph: CapturedGraph, stream: Stream) -> Callable[[], object]:
 
 def _bare_launches(kernel: DsaIndexSelect, stream: Stream) -> Callable[[], object]:
     """Return the driver calls of one warm execution and nothing else."""
-    bare: Any = driver.api.cuLaunchKernel
     launches = kernel.last_launches  # they own the arguments that the calls point to
-    shapes = [launch.driver_arguments(stream) for launch in launches]
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (getattr(driver.api, launch.driver_function), launch.driver_arguments(stream))
+        for launch in launches
+    ]
 
     def launch_all(_kept: object = launches) -> None:
-        for shape in shapes:
+        for bare, shape in calls:
             bare(*shape)
 
     return launch_all

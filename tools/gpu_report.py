@@ -43,36 +43,42 @@ def main() -> int:
     LOGS.mkdir(exist_ok=True)
     RESULTS.mkdir(exist_ok=True)
     with CudaProvider() as provider:
+        name = file_name(provider.capabilities.name)
+        day = datetime.now(UTC).date()
+        report = {"source_digest": source_digest(), "date": day.isoformat(), **describe(provider)}
         console.rule(f"{provider.capabilities.name}: tests")
         warm_cache()
         tests = run_tests(LOGS / "tests.xml")
         sanitizers = run_sanitizers(console)
+        report |= {
+            "tests": tests,
+            "sanitizers": [dataclasses.asdict(result) for result in sanitizers],
+            "sanitizer_errors": sum(result.num_errors for result in sanitizers),
+        }
+        write(report, name)
         console.rule("benchmarks")
         figures = measure_device(provider, console)
         figures.print(console)
+        report |= {**figures.as_json(), "picture": figures.write_picture(day).name}
+        write(report, name)
         host = host_cost.measure_host_cost(provider)
         console.print(host_cost.as_table(host))
         cold = host_cost.measure_cold_start()
         console.print(cold)
-        day = datetime.now(UTC).date()
-        picture = figures.write_picture(day)
-        report = {
-            "source_digest": source_digest(),
-            "date": day.isoformat(),
-            **describe(provider),
-            "tests": tests,
-            "sanitizers": [dataclasses.asdict(result) for result in sanitizers],
-            "sanitizer_errors": sum(result.num_errors for result in sanitizers),
-            **figures.as_json(),
-            "picture": picture.name,
-            "host_cost": [dataclasses.asdict(row) | {"is_met": row.is_met} for row in host],
-            "cold_start": dataclasses.asdict(cold),
-        }
-        path = RESULTS / f"{file_name(provider.capabilities.name)}.json"
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        costs = [dataclasses.asdict(row) | {"is_met": row.is_met} for row in host]
+        report |= {"host_cost": costs, "cold_start": dataclasses.asdict(cold)}
+        path = write(report, name, is_complete=True)
     console.print(summary(tests, sanitizers))
     console.print(f"written: {path.relative_to(ROOT)}")
     return exit_code(tests, sanitizers)
+
+
+def write(report: dict[str, Any], name: str, *, is_complete: bool = False) -> Path:
+    """Write what there is so far, so that a failure of a later part costs that part alone."""
+    path = RESULTS / f"{name}.json"
+    text = json.dumps(report | {"is_complete": is_complete}, indent=2)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
 
 
 def run_tests(junit: Path) -> dict[str, int]:

@@ -193,6 +193,12 @@ class BoundLaunch:
         # The stream of the last launch and the whole call for it; exchanged as one.
         self._bound: tuple[Stream | None, tuple[Any, ...]] = (None, ())
 
+    @property
+    def driver_function(self) -> str:
+        """Return the name of the driver's function that is called."""
+        is_cooperative = self._launch is _launch_cooperatively
+        return "cuLaunchCooperativeKernel" if is_cooperative else "cuLaunchKernel"
+
     def driver_arguments(self, stream: Stream) -> tuple[Any, ...]:
         """Return what the driver's function is given, for comparing with the bare call."""
         if self._launch is _launch_cooperatively:

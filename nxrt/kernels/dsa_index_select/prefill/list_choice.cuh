@@ -12,7 +12,7 @@
 struct ListChoice {
     u32* words;     // [num_words], a bit for each chosen position
     u32* before;    // [num_words], how many are in the words before; shares with `staged`
-    u32* ordered;   // [top_k + 1], what is chosen; shares with `staged`
+    u32* ordered;   // [top_k], what is chosen; shares with `staged`
     float* staged;  // [WARPS][EXACT_KEYS][D]
     Doubts* doubts;
     u32 num_words;
@@ -258,10 +258,10 @@ __device__ __forceinline__ void write_entries(const ListChoice& choice, const En
                                               u32 chosen, u32 n, u32 top_k, i64* selected) {
     const u32 num_chosen = n < top_k ? n : top_k;
     for_each_entry(n, [&](u32 e) {
-        // Without a branch, so that several entries are under way; what is not chosen goes behind.
+        // Looked up for all, so that several entries are under way.
         const u32 position = entries.position[e];
         const u32 place = place_of(choice, position);
-        choice.ordered[chosen >> e & 1 ? place : top_k] = position;
+        if (chosen >> e & 1) choice.ordered[place] = position;
     });
     __syncthreads();
 #pragma unroll 4

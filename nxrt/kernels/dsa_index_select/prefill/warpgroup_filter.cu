@@ -230,6 +230,7 @@ __device__ __forceinline__ void fill_lists(const Block& block, const Sampling& s
         if (is_sample && sample.stride == 0) continue;
         run_pass<ROWS>(block, is_sample ? sample.stride : 1, is_sample);
         const bool is_own = r < ROWS && block.rows[r].is_active;
+        __syncwarp();  // all lanes have seen it
         if (is_own && is_sample) {
             end_sample(block, r, sample.rank, bins + r * GUESS_BINS);
         } else if (is_own) {
