@@ -23,7 +23,7 @@ from tests.helpers.targets import Target
 from tests.kernels.dsa_index_select.test_filter import KINDS as KINDS_OF_DATA
 from tests.kernels.dsa_index_select.test_filter import biased, check, drawn
 
-pytestmark = [pytest.mark.gpu, pytest.mark.fake]
+pytestmark = [pytest.mark.gpu, pytest.mark.fake(is_quick_only=True)]
 
 SAMPLED = Shape(1, 17, 2300, 32, 64, 40)
 """More keys than a list holds, so that thresholds are guessed; the last tile is not full."""
@@ -44,6 +44,9 @@ KINDS = [
     *("bias -1e9", "bias inf", "bias nan", "bias 1000", "outliers", "negative weights"),
 ]
 
+QUICK = ("gauss", "masked", "causal", "nan keys", "bias -1e9", "duplicates")
+"""What the test double, which is slow, runs too."""
+
 
 @pytest.fixture(autouse=True)
 def _few_rows_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,8 +66,10 @@ def eager(cuda_provider: CudaProvider) -> Target:
     return Target(cuda_provider, "eager")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
+)
 def test_every_kind_of_data_with_thresholds(eager: Target, kind: str) -> None:
     check(eager, drawn(kind, SAMPLED, DType.BF16), repeats=1)
 
@@ -107,9 +112,8 @@ WRONG = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("samples", WRONG.values(), ids=WRONG)
-@pytest.mark.parametrize("kind", ["gauss", "masked"])
+@pytest.mark.parametrize("kind", ["gauss", pytest.param("masked", marks=pytest.mark.slow)])
 def test_guesses_that_fail(
     eager: Target,
     monkeypatch: pytest.MonkeyPatch,
