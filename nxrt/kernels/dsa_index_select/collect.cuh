@@ -27,12 +27,16 @@ __device__ __forceinline__ bool make_room(const Shared& shared, const Problem& p
         raise(state, ranked(total_order_key(lowest), 0xffffffffu));
         compact(state, all);
     }
-    if (!has_room(shared, problem) && state.count > problem.top_k) {
+    const bool is_full = !has_room(shared, problem) && state.count > problem.top_k;
+    __syncthreads();  // all have seen the same
+    if (is_full) {
         const auto low = [&](u32 i) { return all.low(i); };
         raise(state, kth_largest(state, state.count, problem.top_k, low));
         compact(state, all);
     }
-    return has_room(shared, problem);
+    const bool has_some = has_room(shared, problem);
+    __syncthreads();  // before anyone appends again
+    return has_some;
 }
 
 // Let every warp work through its tiles, `work(tile)` being one that leaves the list no longer than
@@ -154,9 +158,11 @@ __device__ __forceinline__ Filter filter_of(Shared& shared) {
     row.radius = radius_from(row, *shared.norms);
     const Quartiles quartiles = *shared.quartiles;
     const float limit = fminf(quartiles.norm_limit, row.radius.norm_limit / WIDE);
-    // Where no key is filtered the radius may be anything, and serves nothing.
-    shared.candidates.radius = limit >= 0.0f ? radius_of_total(row.radius, limit) : 0.0f;
-    return {bins_of(quartiles), limit, WIDE * limit};
+    const float radius = radius_of_total(row.radius, limit);
+    const bool is_usable = limit >= 0.0f && WIDE * radius < LARGE;
+    // Where no key is filtered the radius serves nothing, but must be a number.
+    shared.candidates.radius = is_usable ? radius : 0.0f;
+    return {bins_of(quartiles), is_usable ? limit : -1.0f, is_usable ? WIDE * limit : -1.0f};
 }
 
 // What is known of this warp's keys.

@@ -159,7 +159,7 @@ __device__ __forceinline__ void finish_query(const QueryRow& row, const Stored* 
 __device__ __forceinline__ float add_up(float a, float b) { return __fadd_ru(a, b); }
 
 // A NaN wins, which fmaxf would drop.
-__device__ __forceinline__ float larger(float a, float b) { return a <= b ? b : a; }
+__device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
 
 // What a row's radius is made of. Two warps find it, while one looks at the sample.
 struct RowNorms {
@@ -246,15 +246,23 @@ __device__ __forceinline__ Radius radius_from(const QueryRow& row, const RowNorm
     const float scaled_q = __fmul_ru(row.scale, norms.q);
     const float dot_units = (D * UNIT + TENSOR_ERROR + SPLIT_ERROR) * INFLATE;
     const float units = dot_units + (2 * row.H + 8) * UNIT * INFLATE;
-    const float per_flush = (2 * D + 2) * row.scale * norms.total_weight + norms.total_weight +
-                            2 * row.H + 2;
+    const float per_flush = (2 * D + 2) * scaled_weight + norms.total_weight + 2 * row.H + 2;
     const float widest = fmaxf(fmaxf(norms.q, scaled_q), fmaxf(scaled_v, 1.0f));
     Radius radius;
-    radius.per_norm = __fmaf_ru(scaled_v, units, scaled_weight * SPLIT_TINY);
-    radius.floor = per_flush * INFLATE * TINY + scaled_weight * norms.q * SPLIT_TINY;
-    radius.dot_per_norm = __fmaf_ru(norms.q, dot_units, SPLIT_TINY);
-    radius.dot_floor = (2 * D + 2) * TINY + norms.q * SPLIT_TINY;
-    radius.norm_limit = is_safe && norms.has_small == 0 ? LARGE / widest : -1.0f;
+    radius.per_norm = __fmul_ru(scaled_v, units);
+    radius.floor = per_flush * INFLATE * TINY;
+    radius.dot_per_norm = __fmul_ru(norms.q, dot_units);
+    radius.dot_floor = (2 * D + 2) * TINY;
+    if constexpr (IS_SPLIT) {
+        radius.per_norm += scaled_weight * SPLIT_TINY;
+        radius.floor += scaled_weight * norms.q * SPLIT_TINY;
+        radius.dot_per_norm += SPLIT_TINY;
+        radius.dot_floor += norms.q * SPLIT_TINY;
+    }
+    // Weights and queries of different heads may be large each for itself.
+    const bool is_finite = radius.floor < LARGE && radius.per_norm < LARGE;
+    const bool is_usable = is_safe && is_finite && norms.has_small == 0;
+    radius.norm_limit = is_usable ? LARGE / widest : -1.0f;
     radius.q = norms.q;
     radius.smallest = norms.smallest;
     radius.is_zero = norms.v == 0.0f;

@@ -104,7 +104,8 @@ class Route(Protocol):
     def lend_control(
         self, shape: Shape, *, stream: Stream
     ) -> AbstractContextManager[GraphAllocation | None]:
-        """Lend what every launch finds zero and leaves zero, if a shape needs any.
+        """Lend what is zero before its first launch and the route's own from then on, if a shape
+        needs any.
 
         Raises: as `Workspace.lend`.
         """

@@ -169,12 +169,16 @@ __device__ __forceinline__ void choose_doubts(const Shared& shared, const Proble
     SelectState& state = *shared.state;
     const u64* const ranks = shared.ranks;
     u64 last = 0;
+    if (wanted == 0) {
+        __syncthreads();
+        return;
+    }
     if (wanted < num_doubts && num_doubts <= THREADS) {
         last = wanted_of_few(shared, num_doubts, wanted);
     } else if (wanted < num_doubts) {
         last = kth_largest(state, num_doubts, wanted, [&](u32 i) { return ranks[i]; });
     }
-    for (u32 i = threadIdx.x; i < num_doubts && wanted != 0; i += THREADS) {
+    for (u32 i = threadIdx.x; i < num_doubts; i += THREADS) {
         const u32 position = ~static_cast<u32>(ranks[i]);
         if (ranks[i] < last || position >= problem.end) continue;
         if (position >= problem.begin) {

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -114,6 +114,13 @@ def negative_weights(data: Data) -> None:
     data.weights = -np.abs(data.weights)
 
 
+def lopsided_heads(data: Data) -> None:
+    """A weight and a query of different heads whose product, were they one head's, overflows."""
+    data.weights[..., :2] = (2.0**90, 1)
+    data.query[..., :2, :] = 0
+    data.query[..., 1, 0] = 2.0**60
+
+
 KINDS: dict[str, Callable[[Data], None]] = {
     "gauss": lambda _: None,
     "zero queries": scaled(0, 1),
@@ -133,6 +140,7 @@ KINDS: dict[str, Callable[[Data], None]] = {
     "tiny halves": scaled(1e-6, 1e-6),
     "subnormal": scaled(1, 1e-38),
     "outliers": outliers,
+    "lopsided heads": lopsided_heads,
     "masked": biased(0.7, -np.inf),
     "nearly all masked": biased(0.97, -1e30),
     "all masked": biased(2, -np.inf),
@@ -250,6 +258,27 @@ def test_the_exact_route_selects_the_same_at_real_sizes(
     with changed_kernel(cuda_provider, has_filter=False):
         expected = target.run(case)
     assert target.run(case, repeats=3).tobytes() == expected.tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.fake
+def test_heads_that_are_large_each_for_itself_leave_the_radius_a_number(
+    cuda_provider: CudaProvider,
+) -> None:
+    case = drawn("lopsided heads", Shape(1, 1, 1500, 8, 128, 64), DType.BF16)
+    check(Target(cuda_provider, "eager"), case, repeats=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.fake
+@pytest.mark.parametrize("num_rows", [1, 16])
+def test_a_scale_that_overflows_with_the_depth_writes_every_row(
+    cuda_provider: CudaProvider, num_rows: int
+) -> None:
+    case = drawn("zero weights", Shape(1, num_rows, 300, 32, 128, 10), DType.BF16)
+    case = replace(case, query=np.zeros_like(case.query), scale=2e36)
+    case.bias[:] = np.linspace(0, 1, 300, dtype=np.float32)
+    check(Target(cuda_provider, "eager"), case, repeats=1)
 
 
 @pytest.mark.gpu

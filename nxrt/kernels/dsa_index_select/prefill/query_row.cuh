@@ -114,14 +114,16 @@ __device__ __forceinline__ Radius radius_from(u32 H, float scale, const RowNorms
     const float scaled_q = __fmul_ru(scale, q);
     const float dot_units = (D * UNIT + TENSOR_ERROR) * INFLATE;
     const float units = dot_units + (2 * H + 8) * UNIT * INFLATE;
-    const float per_flush = (2 * D + 2) * scale * total_weight + total_weight + 2 * H + 2;
+    const float scaled_weight = __fmul_ru(scale, total_weight);
+    const float per_flush = (2 * D + 2) * scaled_weight + total_weight + 2 * H + 2;
     const float widest = fmaxf(fmaxf(q, scaled_q), fmaxf(scaled_v, 1.0f));
     Radius radius;
     radius.per_norm = __fmul_ru(scaled_v, units);
     radius.floor = per_flush * INFLATE * TINY;
     radius.dot_per_norm = __fmul_ru(q, dot_units);
     radius.dot_floor = (2 * D + 2) * TINY;
-    radius.norm_limit = is_safe ? LARGE / widest : -1.0f;
+    const bool is_finite = radius.floor < LARGE && radius.per_norm < LARGE;
+    radius.norm_limit = is_safe && is_finite ? LARGE / widest : -1.0f;
     radius.is_zero = v == 0.0f;
     return radius;
 }
